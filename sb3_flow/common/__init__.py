@@ -1,0 +1,7 @@
+"""What several algorithms share and SB3 sees."""
+
+from sb3_flow.common.checkpoints import latest_checkpoint
+from sb3_flow.common.offline_env import SuccessInfo
+from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
+
+__all__ = ["OfflineToOnlineAlgorithm", "SuccessInfo", "latest_checkpoint"]

@@ -1,0 +1,54 @@
+"""Random streams of an algorithm: seeded together, saved with the model, independent of each other."""
+
+from typing import Any
+
+import torch as th
+
+
+class RandomStreams:
+    """
+    Named torch generators. Separate streams keep one consumer from disturbing another: evaluating a policy in between
+    does not change which windows the next update samples.
+
+    Pickles as plain state tensors. A stream that was saved on one kind of device and is restored on another continues
+    from its seed, since the states of CPU and CUDA generators cannot be exchanged.
+
+    :param seed: seed of the first stream; the others get the following numbers
+    :param devices: name of each stream and the device it draws on
+    """
+
+    def __init__(self, seed: int, devices: dict[str, th.device]) -> None:
+        self.seed = seed
+        self._generators = {name: th.Generator(device=device) for name, device in devices.items()}
+        self.reseed(seed)
+
+    def __getitem__(self, name: str) -> th.Generator:
+        return self._generators[name]
+
+    def reseed(self, seed: int) -> None:
+        """:param seed: see the constructor"""
+        self.seed = seed
+        for number, generator in enumerate(self._generators.values()):
+            generator.manual_seed(seed + number)
+
+    def get_state(self) -> dict[str, tuple[str, th.Tensor]]:
+        """:return: kind of device and state of every stream"""
+        return {name: (generator.device.type, generator.get_state()) for name, generator in self._generators.items()}
+
+    def set_state(self, state: dict[str, tuple[str, th.Tensor]]) -> None:
+        """:param state: what :meth:`get_state` returned"""
+        for name, (device_type, value) in state.items():
+            if name in self._generators and self._generators[name].device.type == device_type:
+                self._generators[name].set_state(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        devices = {name: str(generator.device) for name, generator in self._generators.items()}
+        return {"seed": self.seed, "devices": devices, "state": self.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        def available(name: str) -> th.device:
+            device = th.device(name)
+            return device if device.type != "cuda" or th.cuda.is_available() else th.device("cpu")
+
+        self.__init__(state["seed"], {name: available(device) for name, device in state["devices"].items()})  # type: ignore[misc]
+        self.set_state(state["state"])

@@ -1,0 +1,53 @@
+"""Image observations of datasets in the channel-first layout that SB3's models see (cf. ``VecTransposeImage``)."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env import VecTransposeImage
+
+from sb3_flow.data import OfflineDataset
+
+
+def _is_channels_last(space: spaces.Space) -> bool:
+    return is_image_space(space) and not is_image_space_channels_first(space)  # type: ignore[arg-type]
+
+
+def channels_first_space(space: spaces.Space) -> spaces.Space:
+    """:return: the space as SB3's models see it"""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: channels_first_space(subspace) for key, subspace in space.spaces.items()})
+    return VecTransposeImage.transpose_space(space) if _is_channels_last(space) else space  # type: ignore[arg-type]
+
+
+def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> OfflineDataset:
+    """
+    :param dataset: images in either layout
+    :param observation_space: the model's
+    :return: the dataset with channel-first images if the model's are and its own are not, sharing all memory
+    """
+
+    def view(array: Any, own: spaces.Space, model: spaces.Space) -> Any:
+        if isinstance(array, dict):
+            return {key: view(array[key], own[key], model[key]) for key in array}  # type: ignore[index]
+        if own.shape == model.shape or not _is_channels_last(own):
+            return array
+        return np.moveaxis(array, -1, 1)
+
+    own = dataset.observation_space
+    if own == observation_space or channels_first_space(own) == own:
+        return dataset
+    if isinstance(own, spaces.Dict) and set(own) != set(getattr(observation_space, "spaces", {})):
+        return dataset  # check_spaces will tell
+    return OfflineDataset(
+        view(dataset.observations, own, observation_space),
+        dataset.actions,
+        dataset.rewards,
+        dataset.terminated,
+        dataset.trajectory_ends,
+        view(dataset.final_observations, own, observation_space),
+        channels_first_space(own),
+        dataset.action_space,
+        dataset.source,
+    )

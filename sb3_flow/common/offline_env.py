@@ -1,0 +1,58 @@
+"""What stands in for an environment where there is none, and small wrappers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+
+class SpacesOnlyVecEnv(VecEnv):
+    """
+    A VecEnv that has spaces and cannot be stepped: what callbacks see as ``training_env`` while a model trains from a
+    dataset alone.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        super().__init__(1, observation_space, action_space)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("This model was built from a dataset, without an environment: call `model.set_env(env)` first.")
+
+    reset = step_async = step_wait = env_method = _refuse
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        if attr_name == "render_mode":  # read by VecEnv's constructor
+            return [None]
+        raise AttributeError(f"an environment that consists of spaces only has no attribute {attr_name!r}")
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        self._refuse()
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
+        return [False]
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        return [seed]
+
+
+class SuccessInfo(gym.Wrapper):
+    """
+    Report success where SB3 looks for it: ``info["is_success"]`` from an environment's own ``info["success"]``
+    (OGBench and other manipulation suites), so that ``rollout/success_rate`` and ``eval/success_rate`` are logged.
+
+    :param env: environment that puts ``success`` into its infos
+    """
+
+    def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        info["is_success"] = bool(info["success"])
+        return observation, reward, terminated, truncated, info

@@ -1,0 +1,588 @@
+"""
+Base class of the algorithms that learn from a dataset first and from an environment afterwards.
+
+This is the one module that overrides SB3's protected methods (checked with stable-baselines3 2.9.2):
+``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _update_learning_rate,
+_update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names each of them.
+"""
+
+import io
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import configure_logger
+
+from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
+from sb3_flow.common.generators import RandomStreams
+from sb3_flow.common.images import channels_first, channels_first_space
+from sb3_flow.common.metrics import MetricSums
+from sb3_flow.common.offline_env import SpacesOnlyVecEnv
+from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
+
+SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
+
+
+class _OfflineProgressBar(ProgressBarCallback):
+    """One tick per gradient step, however many environments the model has."""
+
+    def _on_step(self) -> bool:
+        self.pbar.update(1)
+        return True
+
+
+class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
+    """
+    SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
+
+    A subclass gives ``update`` (one gradient step, tensors in and out), ``optimizers`` and ``_policy_arguments``.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, ...)
+    :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given (the spaces come from it)
+    :param learning_rate: learning rate, a float or a function of the remaining progress (from 1 to 0)
+    :param buffer_size: online steps to keep; the dataset does not count
+    :param learning_starts: environment steps before the first online update; without an offline phase they are random
+    :param batch_size: Minibatch size for each gradient update
+    :param tau: rate of the Polyak update of the target networks
+    :param gamma: the discount factor, per environment step
+    :param train_freq: Update the model every ``train_freq`` steps, see SB3
+    :param gradient_steps: gradient steps after each rollout, -1 for as many as steps done
+    :param action_noise: added to the actions of the online phase (default: none)
+    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; others work for ``horizon_length=1`` and online only
+    :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation
+    :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``
+    :param n_steps: n-step returns through SB3's ``NStepReplayBuffer``, for ``horizon_length=1`` and online only
+    :param horizon_length: actions decided at once and executed open loop (chunk length h)
+    :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``, see ``OfflineDataset.load``)
+    :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
+    :param offline_fraction: share of offline rows in the batches of the online phase; ``None`` samples uniformly from
+        both together
+    :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
+    :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
+    :param stats_window_size: Window size for the rollout logging
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: 0 for no output, 1 for info messages, 2 for debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    """
+
+    policy: ChunkedPolicy
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
+
+    def __init__(
+        self,
+        policy: str | type[BasePolicy],
+        env: GymEnv | str | None,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 1_000_000,
+        learning_starts: int = 100,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        n_steps: int = 1,
+        horizon_length: int = 1,
+        offline_dataset: OfflineDataset | str | None = None,
+        offline_steps: int = 0,
+        offline_fraction: float | None = None,
+        sampling: str = "trajectory",
+        storage: str = "cpu",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            optimize_memory_usage=optimize_memory_usage,
+            n_steps=n_steps,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            support_multi_env=True,
+        )
+        self.horizon_length = horizon_length
+        self.offline_dataset = offline_dataset
+        self.offline_steps = offline_steps
+        self.offline_fraction = offline_fraction
+        self.sampling = sampling
+        self.storage = storage
+
+        self.offline_updates = 0  # gradient steps made in offline phases
+        self.random_streams: RandomStreams | None = None
+        self._metrics = MetricSums()
+        self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
+        self._timesteps_aside: int | None = None  # environment steps, while num_timesteps counts offline gradient steps
+        self._stopped_offline = False
+
+        if env is None and _init_setup_model:
+            self._take_spaces_from_dataset(policy)
+        if env is not None or _init_setup_model:
+            self._check_action_space()
+        if _init_setup_model:
+            self._setup_model()
+
+    # ------------------------------------------------------------------ set up
+
+    def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
+        """
+        One gradient step. A function of tensors: no host synchronisation, no branching on data.
+
+        :param batch: windows of ``horizon_length`` steps
+        :param generator: source of the update's random numbers, on the model's device
+        :return: metrics as scalar tensors, logged under ``train/``
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """The optimisers that follow the learning rate schedule."""
+        raise NotImplementedError  # pragma: no cover
+
+    def _policy_arguments(self) -> dict[str, Any]:
+        """Arguments of this algorithm that its policy needs as well; ``policy_kwargs`` has the last word."""
+        return {"horizon_length": self.horizon_length}
+
+    def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
+        if self.offline_dataset is None:
+            raise ValueError("`env=None` needs `offline_dataset`, from which the observation and action spaces are taken.")
+        self.offline_dataset = self._load(self.offline_dataset)
+        self.observation_space = channels_first_space(self.offline_dataset.observation_space)
+        self.action_space = self.offline_dataset.action_space
+        self.n_envs = 1
+        if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
+
+    def _check_action_space(self) -> None:
+        # AssertionError, as SB3 raises for action spaces an algorithm does not support
+        if not isinstance(self.action_space, spaces.Box):
+            raise AssertionError(
+                f"{type(self).__name__} only supports {spaces.Box} as action space, but {self.action_space} was given: its "
+                "policy is a flow over continuous actions. For Discrete actions use DQN (or QR-DQN of sb3-contrib), for "
+                "MultiDiscrete and MultiBinary ones PPO."
+            )
+
+    def _setup_model(self) -> None:
+        restored = self.random_streams
+        self._check_arguments()
+        user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
+        if self.replay_buffer_class is None and self.n_steps == 1:
+            self.replay_buffer_class = TrajectoryReplayBuffer
+        if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
+            derived = {name: getattr(self, name) for name in ("horizon_length", "gamma", "sampling", "storage")}
+            self.replay_buffer_kwargs = {**derived, "offline_fraction": self.offline_fraction, **user_buffer_kwargs}
+        self.policy_kwargs = {**self._policy_arguments(), **user_policy_kwargs}
+        try:
+            super()._setup_model()
+        finally:
+            # what the user gave is what is saved
+            self.policy_kwargs = user_policy_kwargs
+            if self.replay_buffer_class is None or issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
+                self.replay_buffer_kwargs = user_buffer_kwargs
+        if restored is not None and (self.seed is None or restored.seed == self.seed):
+            # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
+            assert self.random_streams is not None
+            self.random_streams.set_state(restored.get_state())
+        self._share_generators()
+
+    def _check_arguments(self) -> None:
+        name = type(self).__name__
+        if self.horizon_length < 1:
+            raise ValueError(f"`horizon_length` must be at least 1, but {self.horizon_length} was given.")
+        foreign = self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, TrajectoryReplayBuffer)
+        if self.horizon_length > 1 and (foreign or (self.n_steps > 1 and self.replay_buffer_class is None)):
+            raise ValueError(
+                f"`horizon_length={self.horizon_length}` needs {name}'s own TrajectoryReplayBuffer, which sums the rewards of "
+                f"a chunk itself: leave `replay_buffer_class` (given: {self.replay_buffer_class}) and `n_steps` (given: "
+                f"{self.n_steps}) at their defaults."
+            )
+        if self.offline_steps < 0:
+            raise ValueError(f"`offline_steps` must not be negative, but {self.offline_steps} was given.")
+        if self.offline_steps > 0 and self.offline_dataset is None:
+            raise ValueError(f"`offline_steps={self.offline_steps}` needs `offline_dataset`.")
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space, and this model's own).
+
+        :param seed: without one, the model's own generators are seeded from torch's global generator
+        """
+        super().set_random_seed(seed)
+        own_seed = int(th.randint(2**31, (1,)).item()) if seed is None else seed
+        storage_device = self.device if self.storage == "device" else th.device("cpu")
+        devices = {"windows": storage_device, "update": self.device, "act": self.device}
+        self.random_streams = RandomStreams(own_seed, devices)
+        self._share_generators()
+
+    def _share_generators(self) -> None:
+        assert self.random_streams is not None
+        if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
+            self.replay_buffer.generator = self.random_streams["windows"]
+        if isinstance(getattr(self, "policy", None), ChunkedPolicy):
+            self.policy.generator = self.random_streams["act"]
+
+    # ----------------------------------------------------------- offline phase
+
+    def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
+        if isinstance(dataset, str):
+            return OfflineDataset.load(dataset)
+        if not isinstance(dataset, OfflineDataset):
+            raise TypeError(
+                f"`dataset` must be an OfflineDataset or a location such as 'minari:...', but a {type(dataset).__name__} "
+                "was given; OfflineDataset.from_arrays, from_minari and from_replay_buffer make one."
+            )
+        return dataset
+
+    def set_offline_dataset(self, dataset: OfflineDataset | str) -> OfflineDataset:
+        """
+        Put a dataset beside the online steps of the replay buffer. If the model's VecNormalize has not seen data yet,
+        its statistics are taken from the dataset.
+
+        :param dataset: an ``OfflineDataset`` or its location
+        :return: the dataset as the model sees it (images channel-first)
+        :raises ValueError: if it does not fit the model; the model is unchanged then
+        """
+        if not isinstance(self.replay_buffer, TrajectoryReplayBuffer):
+            raise ValueError(
+                f"Offline training needs a TrajectoryReplayBuffer, but this model has a {type(self.replay_buffer).__name__}: "
+                "leave `replay_buffer_class` and `n_steps` at their defaults."
+            )
+        dataset = channels_first(self._load(dataset), self.observation_space)
+        if dataset is not self.replay_buffer.offline_dataset:
+            self.replay_buffer.set_offline(dataset)
+        normalizer = self._vec_normalize_env
+        if normalizer is not None and normalizer.training and not _has_statistics(normalizer):
+            dataset.fit_vec_normalize(normalizer)
+        return dataset
+
+    def learn_offline(
+        self: SelfOfflineToOnline,
+        dataset: OfflineDataset | str,
+        gradient_steps: int,
+        callback: MaybeCallback = None,
+        log_interval: int | None = 1000,
+        eval_env: GymEnv | None = None,
+        eval_freq: int = 10_000,
+        n_eval_episodes: int = 50,
+        tb_log_name: str | None = None,
+        progress_bar: bool = False,
+    ) -> SelfOfflineToOnline:
+        """
+        Train on a dataset, without stepping an environment. Callbacks are called once per gradient step, and
+        ``num_timesteps`` counts gradient steps while the phase lasts, so that ``CheckpointCallback``, ``EvalCallback``
+        and the logger work as they do online. Calling it again continues.
+
+        :param dataset: an ``OfflineDataset`` or its location, see ``OfflineDataset.load``
+        :param gradient_steps: gradient steps to make now
+        :param callback: callback(s) called at every gradient step; returning False stops the phase
+        :param log_interval: gradient steps between two log lines, ``None`` for none
+        :param eval_env: evaluate on this environment during the phase
+        :param eval_freq: gradient steps between two evaluations
+        :param n_eval_episodes: episodes per evaluation
+        :param tb_log_name: the name of the run for TensorBoard (default: class name + "_offline")
+        :param progress_bar: Display a progress bar using tqdm and rich.
+        :return: the model
+        :raises ValueError: if the dataset does not fit the model; the model is unchanged then
+        """
+        if gradient_steps < 0:
+            raise ValueError(f"`gradient_steps` must not be negative, but {gradient_steps} was given.")
+        self.set_offline_dataset(dataset)
+        without_env = self.env is None
+        if without_env:
+            self.env = SpacesOnlyVecEnv(self.observation_space, self.action_space)
+        if not self._custom_logger:
+            name = tb_log_name or f"{type(self).__name__}_offline"
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, name, self.offline_updates == 0)
+        if self.ep_info_buffer is None:
+            self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+            self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+        total_timesteps = self.offline_updates + gradient_steps
+        self._timesteps_aside = self.num_timesteps
+        self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
+        self.start_time = time.time_ns()
+        self._stopped_offline = False
+        try:
+            callback = self._offline_callbacks(callback, eval_env, eval_freq, n_eval_episodes, progress_bar)
+            callback.on_training_start(locals(), globals())
+            self._run_offline(total_timesteps, callback, log_interval)
+            callback.on_training_end()
+        finally:
+            self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None
+            if without_env:
+                self.env = None
+        return self
+
+    def _run_offline(self, total_timesteps: int, callback: BaseCallback, log_interval: int | None) -> None:
+        # what callbacks find in their `locals` after an environment step; here no episode ever ends
+        nothing = {"dones": np.zeros(self.n_envs, dtype=bool), "infos": [{} for _ in range(self.n_envs)]}
+        callback.update_locals({**nothing, "rewards": np.zeros(self.n_envs, dtype=np.float32)})
+        while self.num_timesteps < total_timesteps:
+            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+            self.train(gradient_steps=1, batch_size=self.batch_size)
+            self.num_timesteps += 1
+            self.offline_updates += 1
+            if log_interval is not None and self.num_timesteps % log_interval == 0:
+                self.dump_logs()
+            if not callback.on_step():
+                self._stopped_offline = True
+                break
+
+    def _offline_callbacks(
+        self,
+        callback: MaybeCallback,
+        eval_env: GymEnv | None,
+        eval_freq: int,
+        n_eval_episodes: int,
+        progress_bar: bool,
+    ) -> BaseCallback:
+        extra: list[BaseCallback] = []
+        if eval_env is not None:
+            wrapped = self._wrap_env(eval_env, self.verbose)
+            extra.append(EvalCallback(wrapped, n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=self.verbose))
+        if progress_bar:
+            extra.append(_OfflineProgressBar())
+        with warnings.catch_warnings():
+            if isinstance(self.env, SpacesOnlyVecEnv):
+                warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
+            initialised = self._init_callback(callback)
+            if not extra:
+                return initialised
+            callbacks = CallbackList([initialised, *extra])
+            callbacks.init_callback(self)
+            return callbacks
+
+    # ------------------------------------------------------------ online phase
+
+    def learn(
+        self: SelfOfflineToOnline,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfOfflineToOnline:
+        """
+        Train online; before that, make what is left of ``offline_steps`` on ``offline_dataset`` if they were given.
+
+        :param total_timesteps: environment steps to train on
+        :param callback: callback(s) called at every step of either phase
+        :param log_interval: episodes between two log lines
+        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name)
+        :param reset_num_timesteps: whether or not to reset the current timestep number
+        :param progress_bar: Display a progress bar using tqdm and rich.
+        :return: the trained model
+        """
+        if self.offline_dataset is not None:
+            self.offline_dataset = self._load(self.offline_dataset)
+            remaining = max(0, self.offline_steps - self.offline_updates)
+            if remaining > 0:
+                self.learn_offline(self.offline_dataset, remaining, callback, progress_bar=progress_bar)
+                if self._stopped_offline:
+                    return self
+            else:
+                self.set_offline_dataset(self.offline_dataset)
+        name = tb_log_name or type(self).__name__
+        return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        starts_anew = reset_num_timesteps or self._last_obs is None
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if starts_anew:
+            self._chunk_state = None
+            if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
+                self.replay_buffer.cut_trajectories()
+        return result
+
+    def _sample_action(
+        self,
+        learning_starts: int,
+        action_noise: ActionNoise | None = None,
+        n_envs: int = 1,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self.num_timesteps < learning_starts and self.offline_updates == 0:
+            # SB3's random warm-up; a policy that was trained offline acts from the first step
+            return super()._sample_action(learning_starts, action_noise, n_envs)
+        assert self._last_obs is not None, "self._last_obs was not set"
+        observation = self._last_obs
+        actions, self._chunk_state = next_actions(
+            lambda: self.policy.plan(observation, self.policy.explore_chunk), self._chunk_state, self._last_episode_starts
+        )
+        scaled_actions = self.policy.scale_action(actions)
+        if action_noise is not None:
+            scaled_actions = np.clip(scaled_actions + action_noise(), -1, 1)
+            actions = self.policy.unscale_action(scaled_actions)
+        return actions, scaled_actions
+
+    def _store_transition(self, replay_buffer, buffer_action, new_obs, reward, dones, infos) -> None:  # type: ignore[no-untyped-def]
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self._last_episode_starts = dones
+
+    # ---------------------------------------------------------------- training
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """
+        Make gradient steps on windows of the replay buffer.
+
+        :param gradient_steps: number of gradient steps
+        :param batch_size: windows per step
+        """
+        assert self.random_streams is not None
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.optimizers)
+        if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
+            return  # `learning_starts` is over before the first chunk is
+        for _ in range(gradient_steps):
+            self._metrics.add(self.update(self._sample_windows(batch_size), self.random_streams["update"]))
+        self._n_updates += gradient_steps
+
+    def _sample_windows(self, batch_size: int) -> ChunkSamples:
+        assert self.replay_buffer is not None
+        samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
+
+    def dump_logs(self) -> None:
+        """Write log data; only here do the metrics of the gradient updates leave the device."""
+        self._metrics.flush(self.logger)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        super().dump_logs()
+
+    # -------------------------------------------------------------- save, load
+
+    def _excluded_save_params(self) -> list[str]:
+        excluded = [*super()._excluded_save_params(), "_metrics", "_timesteps_aside"]
+        if not isinstance(self.offline_dataset, str):
+            excluded.append("offline_dataset")  # the data is the user's
+        return excluded
+
+    def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
+        """
+        Save all the attributes of the object and the model parameters in a zip-file. The file appears complete or not
+        at all, also if the process is killed meanwhile.
+
+        :param path: path to the file where the model should be saved
+        :param exclude: name of parameters that should be excluded in addition to the default ones
+        :param include: name of parameters that might be excluded but should be included anyway
+        """
+        clock = self.num_timesteps
+        if self._timesteps_aside is not None:
+            self.num_timesteps = self._timesteps_aside
+        try:
+            write_atomically(path, "zip", lambda target: super(OfflineToOnlineAlgorithm, self).save(target, exclude, include))
+        finally:
+            self.num_timesteps = clock
+
+    def save_replay_buffer(self, path: str | Path | io.BufferedIOBase) -> None:
+        """
+        Save the online steps as a pickle file, complete or not at all. The offline dataset is not part of it.
+
+        :param path: Path to the file where the replay buffer should be saved
+        """
+        save: Callable[[Any], None] = super().save_replay_buffer
+        write_atomically(path, "pkl", save)
+
+    def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """
+        Load online steps from a pickle file. An offline dataset that is set stays set.
+
+        :param path: Path to the pickled replay buffer.
+        :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
+            buffer was saved are not continued; False if the same episodes go on
+        :raises ValueError: if the buffer does not fit the model; the old buffer stays then
+        """
+        previous = getattr(self, "replay_buffer", None)
+        try:
+            super().load_replay_buffer(path, truncate_last_traj)
+            loaded = self.replay_buffer
+            assert loaded is not None
+            if loaded.n_envs != self.n_envs:
+                raise ValueError(f"The replay buffer has `n_envs={loaded.n_envs}`, but the model has `n_envs={self.n_envs}`.")
+            if isinstance(loaded, TrajectoryReplayBuffer):
+                if loaded.horizon_length != self.horizon_length:
+                    raise ValueError(
+                        f"The replay buffer has `horizon_length={loaded.horizon_length}`, but the model has "
+                        f"`horizon_length={self.horizon_length}`."
+                    )
+                if truncate_last_traj:
+                    loaded.cut_trajectories()
+                if isinstance(previous, TrajectoryReplayBuffer) and previous.offline_dataset is not None:
+                    loaded.set_offline(previous.offline_dataset)
+        except BaseException:
+            self.replay_buffer = previous
+            raise
+        self._share_generators()
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | dict[str, Any],
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Load parameters from a given zip-file or a nested dictionary; if that fails the model is as it was.
+
+        :param load_path_or_dict: see ``BaseAlgorithm.set_parameters``
+        :param exact_match: whether all parameters must be given
+        :param device: Device on which the code should run.
+        """
+        before = deepcopy(self.get_parameters())
+        try:
+            super().set_parameters(load_path_or_dict, exact_match, device)  # type: ignore[arg-type]
+        except BaseException:
+            super().set_parameters(before, exact_match=True, device=device)  # type: ignore[arg-type]
+            raise
+
+
+def _has_statistics(normalizer: Any) -> bool:
+    """Whether a VecNormalize has counted any observation; its counts start at a small epsilon."""
+    statistics = getattr(normalizer, "obs_rms", None)
+    if statistics is None:
+        return False
+    return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))

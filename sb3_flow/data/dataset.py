@@ -1,0 +1,380 @@
+"""Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_flow.data import storage
+from sb3_flow.data.columns import (
+    Allocate,
+    Parts,
+    array_column,
+    assemble,
+    flags,
+    in_memory,
+    row_slices,
+)
+from sb3_flow.data.sources import SOURCES, read_minari, read_replay_buffer, require_extra
+from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, checked
+
+if TYPE_CHECKING:
+    import minari
+
+
+class OfflineDataset:
+    """
+    Transitions collected beforehand, in the order of time, trajectory after trajectory. The arrays are read-only.
+
+    "Bootstrapping stops here" (``terminated``) and "the trajectory ends here" (``trajectory_ends``) are different arrays: a
+    time limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
+
+    Make one with :meth:`load`, :meth:`from_arrays`, :meth:`from_minari` or :meth:`from_replay_buffer`. The constructor takes
+    finished arrays and stores them without a copy and without looking at their values.
+
+    :param observations: (N, \\*obs_shape), or a dict of such arrays; floats are float32, integers keep their type
+    :param actions: (N, \\*action_shape) float32, in the environment's own units (not scaled)
+    :param rewards: (N,) float32
+    :param terminated: (N,) bool, bootstrapping stops after this row
+    :param trajectory_ends: (N,) bool, last row of a trajectory; True in the last row
+    :param final_observations: (n_trajectories, \\*obs_shape) or a dict, the observation after each trajectory's last row. It
+        is meaningless (usually the row's own observation) where that row is terminated and no next observation was given
+    :param observation_space: as the environment's
+    :param action_space: as the environment's, a bounded Box
+    :param source: where the data come from, for messages
+    """
+
+    def __init__(
+        self,
+        observations: np.ndarray | dict[str, np.ndarray],
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        trajectory_ends: np.ndarray,
+        final_observations: np.ndarray | dict[str, np.ndarray],
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        source: str = "arrays",
+    ):
+        ends = int(np.count_nonzero(trajectory_ends))
+        lengths = {
+            len(array) for array in (*dict(_items(observations)).values(), actions, rewards, terminated, trajectory_ends)
+        }
+        if len(lengths) != 1 or ends == 0 or not trajectory_ends[-1]:
+            raise ValueError(
+                f"arrays of one length whose last row ends a trajectory are needed, got lengths {sorted(lengths)}"
+            )
+        if any(len(array) != ends for _, array in _items(final_observations)):
+            raise ValueError(f"final_observations must have one row for each of the {ends} trajectories")
+        self.observations = _read_only(observations)
+        self.actions: np.ndarray = _read_only(actions)
+        self.rewards: np.ndarray = _read_only(rewards)
+        self.terminated: np.ndarray = _read_only(terminated)
+        self.trajectory_ends: np.ndarray = _read_only(trajectory_ends)
+        self.final_observations = _read_only(final_observations)
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def __repr__(self) -> str:
+        return f"OfflineDataset({self.source!r}, {len(self)} rows, {self.n_trajectories} trajectories)"
+
+    @cached_property
+    def trajectories(self) -> np.ndarray:
+        """(n_trajectories, 2) int64: first and last row of each trajectory, both inclusive."""
+        last = np.flatnonzero(self.trajectory_ends)
+        first = np.append(0, last[:-1] + 1)
+        return _read_only(np.stack([first, last], axis=1).astype(np.int64, copy=False))
+
+    @property
+    def n_trajectories(self) -> int:
+        return len(_items(self.final_observations)[0][1])
+
+    @property
+    def next_observations(self) -> np.ndarray | dict[str, np.ndarray]:
+        """The observation after each row: a copy, made anew at each access. Training never needs it."""
+        finals = dict(_items(self.final_observations))
+        out = {}
+        for key, array in _items(self.observations):
+            out[key] = np.empty(array.shape, array.dtype)
+            out[key][:-1] = array[1:]
+            out[key][self.trajectory_ends] = finals[key]
+        return out if isinstance(self.observations, dict) else out[""]
+
+    # ------------------------------------------------------------------------------------------------------ making one
+
+    @classmethod
+    def from_arrays(
+        cls,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminated: Any,
+        trajectory_ends: Any,
+        next_observations: Any = None,
+        *,
+        observation_space: spaces.Space | None = None,
+        action_space: spaces.Space | None = None,
+        source: str = "arrays",
+    ) -> "OfflineDataset":
+        """
+        A dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
+
+        :param observations: (N, \\*obs_shape) or a dict of such arrays. Floats are stored as float32; integers keep their
+            type, so give images as uint8
+        :param actions: (N, \\*action_shape), in the environment's units; values beyond the bounds by no more than 1e-4 of
+            the range are clipped
+        :param rewards: (N,) or (N, 1)
+        :param terminated: (N,) bool or 0/1, True where bootstrapping stops (never for a time limit)
+        :param trajectory_ends: (N,) bool or 0/1, True in the last row of each trajectory; the last row of all counts as True
+        :param next_observations: like ``observations``. Must equal the observations of the next row within a trajectory.
+            Without them, what a truncated trajectory's last row led to is unknown: that row is left out (the row above
+            becomes the last), and a trajectory of one truncated row vanishes
+        :param observation_space: default: unbounded Box for floats, the type's range for integers, Dict of these
+        :param action_space: default: Box(-1, 1) if all actions lie in it
+        :param source: where the data come from, for messages
+        :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
+        """
+        columns = {}
+        for name, value in (("observations", observations), ("next_observations", next_observations)):
+            if isinstance(value, Mapping):
+                if not value:
+                    raise ValueError(f"{name} is an empty dict")
+                columns.update({f"{name}/{key}": array_column(f"{name}/{key}", entry) for key, entry in value.items()})
+            elif value is not None:
+                columns[name] = array_column(name, value)
+        columns["actions"] = array_column("actions", actions)
+        columns["rewards"] = array_column("rewards", rewards)
+        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+            if space is not None and not isinstance(space, spaces.Space):
+                raise TypeError(f"{name} must be a Gymnasium space, got {type(space).__name__}")
+        if action_space is not None:
+            check_action_space(action_space)
+            if columns["actions"].dtype.kind in "iu":  # e.g. a list of whole numbers
+                columns["actions"] = array_column("actions", np.asarray(actions, np.float32))
+        ends = flags(array_column("trajectory_ends", trajectory_ends))
+        parts = assemble(columns, flags(array_column("terminated", terminated)), ends, in_memory, observation_space)
+        parts.action_space = action_space
+        return cls._of(checked(parts, in_place=parts.actions is not columns["actions"].array), source)
+
+    @classmethod
+    def from_minari(cls, dataset: "minari.MinariDataset") -> "OfflineDataset":
+        """
+        All episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
+
+        :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
+        """
+        require_extra("minari", "minari", "minari")
+        return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.spec.dataset_id}")
+
+    @classmethod
+    def from_replay_buffer(cls, buffer: ReplayBuffer) -> "OfflineDataset":
+        """
+        The transitions of an SB3 replay buffer (a copy). What the buffer records as a time limit stays one.
+
+        :param buffer: ``ReplayBuffer`` or ``DictReplayBuffer``, full or not, of any number of environments
+        """
+        return cls._of(checked(read_replay_buffer(buffer, in_memory)), f"sb3:{type(buffer).__name__}")
+
+    @classmethod
+    def load(
+        cls,
+        location: str,
+        *,
+        mmap_dir: str | Path | None = None,
+        observation_space: spaces.Space | None = None,
+        action_space: spaces.Space | None = None,
+    ) -> "OfflineDataset":
+        """
+        Load ``"prefix:where"``. Nothing is ever downloaded.
+
+        ============================================  ======================================================================
+        ``ogbench:<single-task name>[@<file.npz>]``   OGBench's raw file, labelled for one task
+        ``minari:<dataset id>``                       a Minari dataset on this machine
+        ``d4rl:<file.hdf5>``                          a D4RL file
+        ``sb3:<file.pkl>``                            a replay buffer saved by SB3. Unpickling runs code: only load files
+                                                      that you trust
+        ``npz:<file.npz>``                            arrays named as the arguments of :meth:`from_arrays`
+        ``npz:<folder>``                              what :meth:`save` wrote, opened memory-mapped
+        ============================================  ======================================================================
+
+        :param location: as above
+        :param mmap_dir: for data larger than memory: convert the source into this folder by blocks and open the result
+            memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
+            leaves a hidden ``.<name>.partial-...`` beside the folder, which may be deleted
+        :param observation_space: for sources that do not record it (d4rl, npz file); default as in :meth:`from_arrays`
+        :param action_space: for sources that do not record it (d4rl, npz file); default as in :meth:`from_arrays`
+        :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
+        :raises FileNotFoundError: if there is no such file
+        :raises ImportError: naming the extra that is needed
+        """
+        if not isinstance(location, str):
+            raise TypeError(f"location must be a string 'prefix:where', got {type(location).__name__}")
+        prefix, colon, where = location.partition(":")
+        if not colon or prefix not in SOURCES:
+            raise ValueError(f"'{location}' must start with one of {', '.join(f'{name}:' for name in SOURCES)}")
+        if prefix == "npz" and Path(where).expanduser().is_dir():
+            parts, _ = storage.open_folder(Path(where).expanduser())
+            return cls._of(parts, location)
+        source = SOURCES[prefix](where)
+
+        def read(allocate: Allocate) -> Parts:
+            parts = source.read(allocate)
+            parts.observation_space = observation_space or parts.observation_space
+            parts.action_space = action_space or parts.action_space
+            return checked(parts)
+
+        try:
+            if mmap_dir is None:
+                return cls._of(read(in_memory), location)
+            origin = {
+                "location": location,
+                "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in source.files],
+                "spaces": [space and storage.space_to_json(space) for space in (observation_space, action_space)],
+            }
+            parts, _ = storage.convert(Path(mmap_dir).expanduser(), read, location, origin)
+            return cls._of(parts, location)
+        except (ValueError, TypeError) as error:
+            error.add_note(f"while loading '{location}'")
+            raise
+
+    @classmethod
+    def _of(cls, parts: Parts, source: str) -> "OfflineDataset":
+        return cls(**vars(parts), source=source)
+
+    def save(self, path: str | Path) -> None:
+        """
+        Write the dataset as a folder of .npy files, which ``OfflineDataset.load("npz:<folder>")`` opens memory-mapped.
+
+        :param path: the folder; must not exist or be empty
+        :raises FileExistsError: if there is something else
+        """
+        path = Path(path).expanduser()
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise FileExistsError(f"{path} exists already; save into a new folder")
+        parts = Parts(**{name: value for name, value in vars(self).items() if name in Parts.__dataclass_fields__})
+        storage.write_folder(path, lambda allocate: parts, self.source, None)
+
+    def sparse_rewards(self) -> "OfflineDataset":
+        """The same dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
+        fields = {name: value for name, value in vars(self).items() if name in Parts.__dataclass_fields__}
+        fields["rewards"] = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
+        return type(self)(**fields, source=f"{self.source} (sparse rewards)")
+
+    # ------------------------------------------------------------------------------------------------------- using one
+
+    def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """
+        Check that a model with these spaces can train on this dataset. Bounds of observations are not compared, because
+        datasets often have none.
+
+        :raises ValueError: saying what differs
+        """
+        check_action_space(action_space)
+        assert isinstance(action_space, spaces.Box)
+        if action_space.shape != self.action_space.shape:
+            raise ValueError(
+                f"the model's actions have shape {action_space.shape}, those of {self.source} have {self.action_space.shape}"
+            )
+        for name in ("low", "high"):
+            wanted, given = getattr(action_space, name), getattr(self.action_space, name)
+            if not np.allclose(wanted, given, rtol=1e-5, atol=1e-6):
+                raise ValueError(
+                    f"the model's action space has {name} {wanted}, that of {self.source} has {given}: actions would be "
+                    "scaled differently"
+                )
+        check_observations(self.observations, observation_space, f"the model (dataset {self.source})")
+
+    def fit_vec_normalize(self, vec_normalize: VecNormalize) -> None:
+        """
+        Set the statistics of a ``VecNormalize`` from this dataset: those of observations (if it normalises them) from all N
+        rows, and that of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
+        starts anew with each trajectory. Its counts become N, so later updates weigh accordingly.
+
+        :param vec_normalize: the wrapper, changed in place
+        :raises ValueError: if its observations have other keys or shapes
+        """
+        if vec_normalize.norm_obs:
+            arrays = dict(_items(self.observations))
+            wanted = vec_normalize.obs_rms if isinstance(vec_normalize.obs_rms, dict) else {"": vec_normalize.obs_rms}
+            fitted = {}
+            for key, old in wanted.items():
+                if key not in arrays or arrays[key].shape[1:] != old.mean.shape:
+                    shapes = {name: array.shape[1:] for name, array in arrays.items()}
+                    raise ValueError(
+                        f"VecNormalize normalises observations {key} of shape {old.mean.shape}, {self.source} has {shapes}"
+                    )
+                fitted[key] = RunningMeanStd(epsilon=0.0, shape=old.mean.shape)
+                for rows in row_slices(arrays[key]):
+                    fitted[key].update(arrays[key][rows].astype(np.float64))
+            vec_normalize.obs_rms = fitted if isinstance(vec_normalize.obs_rms, dict) else fitted[""]
+        if vec_normalize.norm_reward:
+            ret_rms = RunningMeanStd(epsilon=0.0)
+            discounted, start = 0.0, True
+            for rows in row_slices(self.rewards):
+                returns = []
+                for reward, end in zip(self.rewards[rows].tolist(), self.trajectory_ends[rows].tolist(), strict=True):
+                    discounted = reward + (0.0 if start else vec_normalize.gamma * discounted)
+                    start = end
+                    returns.append(discounted)
+                ret_rms.update(np.array(returns))
+            vec_normalize.ret_rms = ret_rms
+
+    def summary(self) -> str:
+        """A few lines of text about the dataset; reads all actions and rewards once."""
+        first, last = self.trajectories.T
+        lengths = last - first + 1
+        returns = np.zeros(len(first))
+        for rows in row_slices(self.rewards):
+            of = np.searchsorted(first, np.arange(rows.start, rows.stop), side="right") - 1
+            sums = np.bincount(of - of[0], weights=self.rewards[rows])
+            returns[of[0] : of[0] + len(sums)] += sums
+        terminated = np.flatnonzero(self.terminated)
+        reached = len(np.unique(np.searchsorted(last, terminated)))
+        low, high = self.action_space.low, self.action_space.high
+        margin = ACTION_TOLERANCE * (high - low)
+        saturated = 0
+        for rows in row_slices(self.actions):
+            saturated += int(np.sum((self.actions[rows] <= low + margin) | (self.actions[rows] >= high - margin)))
+        arrays = [*_items(self.observations), *_items(self.final_observations), ("", self.actions)]
+        size = sum(array.nbytes for _, array in arrays) + self.rewards.nbytes + 2 * len(self)
+        lines = [
+            f"OfflineDataset {self.source}",
+            f"rows            {len(self)} in {self.n_trajectories} trajectories",
+            f"lengths         min {lengths.min()}, mean {lengths.mean():.1f}, max {lengths.max()}",
+            f"returns         min {returns.min():.6g}, mean {returns.mean():.6g}, max {returns.max():.6g}",
+            f"terminated      {len(terminated)} rows ({len(terminated) / len(self):.2%}), in {reached} trajectories "
+            f"({reached / len(first):.1%})",
+            f"saturation      {saturated / self.actions.size:.1%} of action components at the bounds",
+            *(f"{f'observations {key}':15} {array.shape[1:]} {array.dtype}" for key, array in _items(self.observations)),
+            f"actions         {self.actions.shape[1:]} {self.actions.dtype}, {_bounds(self.action_space)}",
+            f"size            {size / 1e6:.1f} MB" + (" (memory-mapped)" if isinstance(self.rewards, np.memmap) else ""),
+        ]
+        return "\n".join(lines)
+
+
+def _items(value: np.ndarray | dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    return list(value.items()) if isinstance(value, dict) else [("", value)]
+
+
+def _read_only(value: Any) -> Any:
+    """Read-only views; the caller's own arrays keep their flags."""
+    if isinstance(value, dict):
+        return {key: _read_only(array) for key, array in value.items()}
+    view = value.view()
+    view.flags.writeable = False
+    return view
+
+
+def _bounds(space: spaces.Box) -> str:
+    low, high = np.unique(space.low), np.unique(space.high)
+    return f"bounds [{low[0]:g}, {high[0]:g}]" if len(low) == len(high) == 1 else f"bounds {space.low} to {space.high}"

@@ -1,0 +1,322 @@
+"""
+Benchmark data sets made locally with the scripted oracles of the OGBench package.
+
+``python -m sb3_flow.data.generate cube-single-play --episodes 100 --workers 2 --out data`` writes
+``data/cube-single-play-v0.npz`` and ``data/cube-single-play-v0-val.npz`` in OGBench's own layout. The data follow the
+recipes of the published data sets: they are the same statistically, not bitwise. Say so next to any number obtained
+with them.
+
+The same seed gives the same bytes for any number of workers, on one machine and one set of package versions. A run
+that was stopped goes on where it was when started again.
+"""
+
+import argparse
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from sb3_flow.data.oracles import RECIPES, EpisodeMaker, find_recipe
+
+SPLITS = ("train", "val")
+RECIPE_VERSION = 1  # to be raised whenever the same seed gives other data
+_PACKAGES = ("ogbench", "mujoco", "gymnasium", "dm_control", "numpy", "scipy")
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a worker has to know to make any episode."""
+
+    name: str
+    seed: int
+    episode_length: int
+    parts: pathlib.Path
+
+    def part(self, split: int, index: int) -> pathlib.Path:
+        return self.parts / f"{SPLITS[split]}-{index:06d}.npz"
+
+
+def generate(
+    name: str,
+    episodes: int | None = None,
+    *,
+    workers: int = 1,
+    seed: int = 0,
+    out: str | os.PathLike[str] = ".",
+    val_episodes: int | None = None,
+    episode_length: int | None = None,
+    progress_bar: bool = True,
+) -> pathlib.Path:
+    """
+    Generate a data set, or finish one whose generation was stopped.
+
+    With more than one worker the episodes are made in new processes, so a script needs the usual
+    ``if __name__ == "__main__":`` around the call.
+
+    :param name: Data set, e.g. ``cube-single-play`` or ``cube-single-play-v0``
+    :param episodes: Training episodes; by default as many as the published data set has
+    :param workers: Number of processes; 1 works in this process
+    :param seed: Seed; every episode derives its own from it
+    :param out: Folder for the files, made if it does not exist
+    :param val_episodes: Validation episodes, by default a tenth of ``episodes`` and at least one
+    :param episode_length: Rows of an episode, one more than its transitions; by default as published
+    :param progress_bar: Whether to show progress, rate and remaining time
+    :return: Path of the training file; the validation file lies next to it, with the suffix ``-val``
+    """
+    recipe = find_recipe(name)
+    name = recipe.name
+    episodes = _at_least(1, "episodes", recipe.episodes if episodes is None else episodes)
+    val_episodes = _at_least(1, "val_episodes", max(1, episodes // 10) if val_episodes is None else val_episodes)
+    length = _at_least(2, "episode_length", recipe.episode_length if episode_length is None else episode_length)
+    workers, seed = _at_least(1, "workers", workers), _at_least(0, "seed", seed)
+    if importlib.util.find_spec("ogbench") is None:
+        raise ImportError(f"generating {name} needs the package ogbench: pip install 'sb3-flow[ogbench]'")
+
+    folder = pathlib.Path(out).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"out={str(out)!r} is not a folder")
+    targets = [folder / f"{name}-v0.npz", folder / f"{name}-v0-val.npz"]
+    plan = _Plan(name, seed, length, folder / f".{name}-v0.parts")
+    for target in targets:
+        if target.exists() and not plan.parts.exists():
+            raise FileExistsError(f"{target} exists already: delete it, or choose another folder with out=...")
+
+    plan.parts.mkdir(parents=True, exist_ok=True)
+    _check_manifest(plan)
+    jobs = [(split, index) for split, count in enumerate((episodes, val_episodes)) for index in range(count)]
+    todo = [job for job in jobs if not _usable(plan.part(*job), length)]
+    with _progress(name, len(jobs), len(jobs) - len(todo), progress_bar) as advance:
+        _make_parts(plan, todo, workers, advance)
+    for split in (1, 0):  # the training file last: once it is there, everything is
+        _merge([plan.part(*job) for job in jobs if job[0] == split], targets[split])
+    for part in plan.parts.glob("*.npz"):  # the manifest goes last, to explain what a kill leaves here
+        part.unlink()
+    shutil.rmtree(plan.parts)
+    return targets[0]
+
+
+def _at_least(least: int, argument: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{argument}={value!r}: expected an integer >= {least}")
+    return int(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Episodes, in this process or in several
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _maker(name: str, episode_length: int) -> EpisodeMaker:
+    return EpisodeMaker(find_recipe(name), episode_length)
+
+
+def _make_part(plan: _Plan, split: int, index: int) -> None:
+    episode = _maker(plan.name, plan.episode_length).episode(plan.seed, split, index)
+    with _replacing(plan.part(split, index)) as file:
+        np.savez(file, **episode)  # type: ignore[arg-type]
+
+
+def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance: Callable[[], None]) -> None:
+    if workers == 1 or len(todo) <= 1:
+        try:
+            for job in todo:
+                _make_part(plan, *job)
+                advance()
+        finally:
+            _maker.cache_clear()
+        return
+    # spawn: a fork would copy the caller's threads' locks and its CUDA state
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=context, initializer=_start_worker)
+    try:
+        for future in as_completed([pool.submit(_make_part, plan, *job) for job in todo]):
+            future.result()
+            advance()
+    except BrokenProcessPool as error:
+        error.add_note("A script that generates with workers > 1 must do so under `if __name__ == '__main__':`")
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and machines without a display warn or fail
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent stops us after the episode at hand
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()  # a killed parent must not leave workers behind
+
+
+@contextmanager
+def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable[[], None]]:
+    """
+    Progress with rate and remaining time, through tqdm if it is installed, else in plain lines.
+
+    :param name: What is made
+    :param total: Number of episodes
+    :param done: Episodes that are there already
+    :param show: Whether to show anything
+    :return: A function to call after each episode
+    """
+    if not show:
+        yield lambda: None
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        start = last = time.monotonic()
+        made = 0
+
+        def advance() -> None:
+            nonlocal made, last
+            made, now = made + 1, time.monotonic()
+            if now - last >= 10 or done + made == total:
+                rate, last = made / (now - start), now
+                left = (total - done - made) / rate
+                text = f"{name}: {done + made}/{total} episodes, {rate:.2f} episodes/s, {left:.0f} s left"
+                print(text, file=sys.stderr, flush=True)
+
+        yield advance
+    else:
+        with tqdm(total=total, initial=done, desc=name, unit="episode", smoothing=0.1) as bar:
+            yield lambda: bar.update() and None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _replacing(target: pathlib.Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _check_manifest(plan: _Plan) -> None:
+    """Refuse to go on with parts that were made from something else."""
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    wanted = {
+        "name": plan.name,
+        "seed": plan.seed,
+        "episode_length": plan.episode_length,
+        "recipe": RECIPE_VERSION,
+        **versions,
+    }
+    path = plan.parts / "manifest.json"
+    if not path.exists():
+        if any(plan.parts.glob("*.npz")):
+            raise ValueError(f"{plan.parts} holds episodes but no manifest.json: delete this folder")
+        with _replacing(path) as file:
+            file.write(json.dumps(wanted, indent=2).encode())
+        return
+    found = json.loads(path.read_text())
+    if found != wanted:
+        keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        differences = ", ".join(f"{key} {found.get(key)!r} there, {wanted.get(key)!r} now" for key in keys)
+        raise ValueError(
+            f"{plan.parts} holds the episodes of another, unfinished run ({differences}): "
+            "start that run again to finish it, or delete this folder"
+        )
+
+
+def _usable(part: pathlib.Path, length: int) -> bool:
+    """Whether a part is there and whole: reading every array checks the zip file's checksums."""
+    try:
+        with np.load(part) as arrays:
+            return bool(arrays.files) and all(len(arrays[key]) == length for key in arrays.files)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def _merge(parts: list[pathlib.Path], target: pathlib.Path) -> None:
+    """
+    Write one npz file from parts of equal length, one array of one part in memory at a time.
+
+    :param parts: Files, in order
+    :param target: File to write
+    """
+    with np.load(parts[0]) as first:
+        layout = {key: (first[key].dtype, first[key].shape) for key in first.files}
+    with _replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+        for key, (dtype, (length, *tail)) in layout.items():
+            member = zipfile.ZipInfo(f"{key}.npy", _ZIP_DATE)  # a fixed date: the same data, the same bytes
+            member.compress_type = zipfile.ZIP_DEFLATED
+            header = {
+                "descr": np.lib.format.dtype_to_descr(dtype),
+                "fortran_order": False,
+                "shape": (len(parts) * length, *tail),
+            }
+            with archive.open(member, "w", force_zip64=True) as stream:
+                np.lib.format.write_array_header_1_0(stream, header)
+                for part in parts:
+                    with np.load(part) as arrays:
+                        stream.write(np.ascontiguousarray(arrays[key]).tobytes())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """
+    Command line of the generator.
+
+    :param arguments: Instead of ``sys.argv[1:]``
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m sb3_flow.data.generate",
+        description="Generate an OGBench data set with OGBench's scripted oracles. The result follows the published recipe: "
+        "it is the published data set statistically, not bitwise. A stopped run goes on when started again.",
+        epilog=f"data sets: {', '.join(RECIPES)}",
+    )
+    parser.add_argument("name", help="data set, e.g. cube-single-play")
+    parser.add_argument("--episodes", type=int, help="training episodes (default: as published, 500 to 5000)")
+    parser.add_argument("--val-episodes", type=int, help="validation episodes (default: a tenth, at least 1)")
+    parser.add_argument("--episode-length", type=int, help="rows per episode (default: as published, 1001; giant maze 2001)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
+    parser.add_argument("--out", default=".", help="folder for the files (default: the current one)")
+    parser.add_argument("--no-progress", dest="progress_bar", action="store_false", help="show no progress bar")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("MUJOCO_GL", "disable")
+    try:
+        path = generate(**vars(options))
+    except (ValueError, ImportError, FileExistsError, NotADirectoryError) as error:
+        parser.error(str(error))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

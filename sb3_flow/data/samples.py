@@ -1,0 +1,36 @@
+"""What the replay buffer hands to a gradient update."""
+
+from typing import NamedTuple
+
+import torch as th
+from stable_baselines3.common.type_aliases import ReplayBufferSamples, TensorDict
+
+
+class ChunkSamples(NamedTuple):
+    """
+    A batch of windows of h steps; A = h * action_dim, time-major (all components of step 0 first).
+
+    With h = 1 these are plain transitions.
+    """
+
+    observations: th.Tensor | TensorDict  # s, (B, ...)
+    actions: th.Tensor  # the chunk, scaled to [-1, 1], (B, A)
+    next_observations: th.Tensor | TensorDict  # s_{+h}, (B, ...)
+    rewards: th.Tensor  # R_h = sum_j gamma^j r_j up to the trajectory's end, (B, 1)
+    discounts: th.Tensor  # gamma^h, 0 where bootstrapping stops, (B, 1)
+    valid: th.Tensor  # 1 where the whole window lies inside its trajectory, (B, 1)
+    action_mask: th.Tensor  # 0 for the components of steps past the trajectory's end, (B, A)
+
+    @classmethod
+    def from_transitions(cls, samples: ReplayBufferSamples, gamma: float) -> "ChunkSamples":
+        """:return: the samples of a stock SB3 buffer as windows of one step (n-step returns included)"""
+        discounts = gamma if samples.discounts is None else samples.discounts
+        return cls(
+            samples.observations,
+            samples.actions,
+            samples.next_observations,
+            samples.rewards,
+            (1.0 - samples.dones) * discounts,
+            th.ones_like(samples.dones),
+            th.ones_like(samples.actions),
+        )

@@ -1,0 +1,198 @@
+"""
+The folder that a dataset is saved in: an .npy file per array, opened memory-mapped, and dataset.json with the rest.
+
+A folder is written beside its place and renamed into it when complete, so one that has its name is whole. What a killed
+process leaves behind is a hidden folder ``.<name>.partial-...`` that nothing reads and that may be deleted.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from sb3_flow.data.columns import Allocate, Parts, row_slices
+
+INDEX = "dataset.json"
+FORMAT = "sb3_flow.OfflineDataset"
+VERSION = 1
+
+
+def space_to_json(space: spaces.Space) -> dict[str, Any]:
+    """
+    :param space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these
+    :raises ValueError: for other spaces
+    """
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
+    if isinstance(space, spaces.Box):
+        # as text: exact, and JSON has no infinity
+        low, high = (
+            [str(bound.flat[0])] if bound.size and (bound == bound.flat[0]).all() else [str(value) for value in bound.flat]
+            for bound in (space.low, space.high)
+        )
+        return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), "low": low, "high": high}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape)}
+    raise ValueError(f"a space of type {type(space).__name__} cannot be saved: {space}")
+
+
+def space_from_json(data: dict[str, Any]) -> spaces.Space:
+    """The inverse of :func:`space_to_json`."""
+    kind = data["type"]
+    if kind == "Dict":
+        return spaces.Dict({key: space_from_json(sub) for key, sub in data["spaces"]})
+    if kind == "Box":
+        shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        low, high = (np.resize(np.array(data[bound]).astype(dtype), shape) for bound in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(data["n"], start=data["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(data["nvec"])
+    return spaces.MultiBinary(data["n"])
+
+
+def named_arrays(parts: Parts) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a dataset under the names that files use: dict entries as ``name/key``."""
+    for name in ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations"):
+        value = getattr(parts, name)
+        if isinstance(value, dict):
+            yield from ((f"{name}/{key}", array) for key, array in value.items())
+        else:
+            yield name, value
+
+
+def write_folder(
+    path: Path, fill: Callable[[Allocate], Parts], source: str, origin: dict[str, Any] | None, replace: bool = False
+) -> None:
+    """
+    Write a dataset folder.
+
+    :param path: the folder; must not exist or be empty, except with ``replace``
+    :param fill: gets an ``Allocate`` for memory-mapped arrays in the folder, returns all arrays; those that it did not
+        allocate are copied
+    :param source: text for messages
+    :param origin: what the folder was made from (see :func:`read_index`)
+    :param replace: replace the folder that is at ``path``
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
+    files: dict[str, str] = {}
+    arrays: dict[str, np.memmap] = {}
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        files[name] = f"{len(files)}-{name.split('/')[0]}.npy"
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        free = shutil.disk_usage(partial).free
+        if size > free:  # writing to a mapped file on a full disk would kill the process
+            raise OSError(f"{name} needs {size / 1e9:.1f} GB in {path.parent}, where {free / 1e9:.1f} GB are free")
+        arrays[name] = np.lib.format.open_memmap(partial / files[name], "w+", dtype, shape)
+        return arrays[name]
+
+    try:
+        parts = fill(allocate)
+        assert parts.observation_space is not None and parts.action_space is not None
+        for name, array in named_arrays(parts):
+            if array is not arrays.get(name):
+                target = allocate(name, array.shape, array.dtype)
+                for rows in row_slices(array):
+                    target[rows] = array[rows]
+            arrays.pop(name).flush()
+        index = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": source,
+            "origin": origin,
+            "observation_space": space_to_json(parts.observation_space),
+            "action_space": space_to_json(parts.action_space),
+            "arrays": {name: files[name] for name, _ in named_arrays(parts)},
+        }
+        (partial / INDEX).write_text(json.dumps(index, indent=1))
+        if replace and path.exists():
+            os.rename(path, partial / "replaced")
+        os.rename(partial, path)  # fails if the folder is there and not empty
+        shutil.rmtree(path / "replaced", ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def read_index(path: Path) -> dict[str, Any] | None:
+    """What dataset.json in a folder says, or None if the folder is not a finished dataset folder."""
+    try:
+        index = json.loads((path / INDEX).read_text())
+    except (OSError, ValueError):
+        return None
+    return index if isinstance(index, dict) and index.get("format") == FORMAT else None
+
+
+def open_folder(path: Path) -> tuple[Parts, str]:
+    """
+    Open a folder memory-mapped and read-only.
+
+    :param path: a folder that :func:`write_folder` made
+    :return: the arrays and the source's name
+    :raises FileNotFoundError: if there is no such folder
+    :raises ValueError: if it is not a complete dataset folder
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"no dataset folder at {path}")
+    index = read_index(path)
+    if index is None:
+        raise ValueError(f"{path} is not a folder written by OfflineDataset.save (it has no complete {INDEX})")
+    if index["version"] != VERSION:
+        raise ValueError(f"{path} has dataset format {index['version']}, this version of sb3_flow reads {VERSION}")
+    arrays: dict[str, Any] = {}
+    for name, file in index["arrays"].items():
+        try:
+            array = np.load(path / file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path / file} is not a complete .npy file (truncated or corrupt): {error}") from error
+        first, _, key = name.partition("/")
+        if key:
+            arrays.setdefault(first, {})[key] = array
+        else:
+            arrays[first] = array
+    parts = Parts(
+        **arrays,
+        observation_space=space_from_json(index["observation_space"]),
+        action_space=space_from_json(index["action_space"]),
+    )
+    return parts, index["source"]
+
+
+def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: dict[str, Any]) -> tuple[Parts, str]:
+    """
+    Open the folder if it is a finished conversion of the same origin, else make it.
+
+    :param path: the folder
+    :param fill: as for :func:`write_folder`
+    :param source: text for messages
+    :param origin: location, files with sizes and times, spaces: what makes two conversions the same
+    :raises ValueError: if the folder holds something else
+    """
+    index = read_index(path)
+    if index is None:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new one")
+    elif index["origin"] == origin:
+        return open_folder(path)
+    elif not index["origin"] or index["origin"]["location"] != origin["location"]:
+        raise ValueError(f"mmap_dir {path} holds another dataset, {index['source']}: choose a new folder")
+    try:
+        write_folder(path, fill, source, origin, replace=index is not None)
+    except OSError:
+        index = read_index(path)  # another process may have finished the same conversion meanwhile
+        if index is None or index["origin"] != origin:
+            raise
+    return open_folder(path)

@@ -1,0 +1,120 @@
+"""Networks of the flow: a velocity field and batched ensembles, initialised as in the reference implementations."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+
+class TanhGELU(nn.GELU):
+    """GELU in its tanh approximation, the default of the JAX reference implementations."""
+
+    def __init__(self) -> None:
+        super().__init__(approximate="tanh")
+
+
+class VelocityNetwork(nn.Module):
+    """
+    Velocity field u(s, x, t) in unit time: an MLP on concat[s, x, t] with t one raw scalar.
+
+    Glorot-uniform weights and zero biases everywhere, no normalisation layer and no squashing of the output.
+
+    :param features_dim: dimension of the observation features s
+    :param action_dim: dimension A of the (flattened chunk) action x
+    :param net_arch: hidden layer sizes
+    :param activation_fn: activation after every hidden layer
+    """
+
+    def __init__(
+        self,
+        features_dim: int,
+        action_dim: int,
+        net_arch: Sequence[int],
+        activation_fn: Callable[[], nn.Module] = TanhGELU,
+    ) -> None:
+        super().__init__()
+        self.features_dim = features_dim
+        sizes = [features_dim + action_dim + 1, *net_arch, action_dim]
+        layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
+        for layer in layers:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(layers)
+        self.activation = activation_fn()
+
+    def bind(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+        """
+        Close the field over the observation. The share of the first layer that depends on s alone is computed once and
+        serves every step of an integration.
+
+        :param features: observation features, shape ``(B, features_dim)``
+        :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
+        """
+        first: nn.Linear = self.layers[0]  # type: ignore[assignment]
+        from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
+        flow_weight = first.weight[:, self.features_dim :].t()
+
+        def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
+            hidden = th.addmm(from_features, th.cat([x, t], dim=-1), flow_weight)
+            for layer in self.layers[1:]:
+                hidden = layer(self.activation(hidden))
+            return hidden
+
+        return velocity
+
+    def forward(self, features: th.Tensor, x: th.Tensor, t: th.Tensor) -> th.Tensor:
+        return self.bind(features)(x, t)
+
+
+class EnsembleMLP(nn.Module):
+    """
+    K independent scalar MLPs as one batched computation, weights of shape ``(K, in, out)``.
+
+    Every hidden layer is Linear, activation, LayerNorm in this order (the norm after the activation, eps 1e-6, scale
+    and shift per member); the output layer is linear. Glorot-uniform weights, zero biases.
+
+    :param n_members: ensemble size K
+    :param input_dim: dimension of the (concatenated) input
+    :param net_arch: hidden layer sizes
+    :param activation_fn: activation of the hidden layers
+    """
+
+    def __init__(
+        self,
+        n_members: int,
+        input_dim: int,
+        net_arch: Sequence[int],
+        activation_fn: Callable[[], nn.Module] = TanhGELU,
+    ) -> None:
+        super().__init__()
+        self.n_members = n_members
+        self.activation = activation_fn()
+        sizes = [input_dim, *net_arch, 1]
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for n_in, n_out in pairwise(sizes):
+            bound = (6.0 / (n_in + n_out)) ** 0.5
+            self.weights.append(nn.Parameter(th.empty(n_members, n_in, n_out).uniform_(-bound, bound)))
+            self.biases.append(nn.Parameter(th.zeros(n_members, 1, n_out)))
+        self.scales = nn.ParameterList(nn.Parameter(th.ones(n_members, 1, n)) for n in net_arch)
+        self.shifts = nn.ParameterList(nn.Parameter(th.zeros(n_members, 1, n)) for n in net_arch)
+
+    def forward(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
+        """
+        :param inputs: shape ``(B, input_dim)``, shared by all members
+        :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
+        :return: shape ``(K, B, 1)``
+        """
+
+        def constant(parameter: th.Tensor) -> th.Tensor:
+            return parameter.detach() if frozen else parameter
+
+        hidden = inputs.expand(self.n_members, *inputs.shape)
+        for weight, bias, scale, shift in zip(self.weights, self.biases, self.scales, self.shifts, strict=False):
+            hidden = self.activation(th.baddbmm(constant(bias), hidden, constant(weight)))
+            # the affine part per member cannot be done by layer_norm itself
+            hidden = F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6)
+            hidden = th.addcmul(constant(shift), hidden, constant(scale))
+        return th.baddbmm(constant(self.biases[-1]), hidden, constant(self.weights[-1]))

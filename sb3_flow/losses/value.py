@@ -1,0 +1,30 @@
+"""Losses and aggregations of value functions."""
+
+import torch as th
+
+
+def expectile_loss(difference: th.Tensor, expectile: float) -> th.Tensor:
+    """
+    Asymmetric squared error of implicit Q-learning (IQL, arXiv 2110.06169, Eq. 5), elementwise:
+    ``expectile * d^2`` where ``d = target - value >= 0``, else ``(1 - expectile) * d^2``. 0.5 is half the squared error.
+
+    :param difference: ``target - value``, any shape
+    :param expectile: kappa in (0, 1); above 0.5 the value leans towards the largest targets
+    :return: loss of the same shape, not reduced
+    """
+    weight = th.where(difference >= 0, expectile, 1.0 - expectile)
+    return weight * difference.square()
+
+
+def pessimistic_mean(values: th.Tensor, rho: float) -> th.Tensor:
+    """
+    Aggregate the members of an ensemble: mean minus ``rho`` population standard deviations (divisor K).
+
+    :param values: member predictions, shape ``(K, B, 1)``
+    :param rho: pessimism, 0 for the plain mean
+    :return: shape ``(B, 1)``
+    """
+    mean = values.mean(dim=0)
+    if rho == 0.0:
+        return mean
+    return mean - rho * values.std(dim=0, correction=0)

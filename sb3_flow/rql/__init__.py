@@ -1,0 +1,4 @@
+from sb3_flow.rql.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.rql.rql import RQL
+
+__all__ = ["RQL", "CnnPolicy", "MlpPolicy", "MultiInputPolicy"]
