@@ -150,11 +150,14 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
 
         self.offline_updates = 0  # gradient steps made in offline phases
         self.random_streams: RandomStreams | None = None
+        self._loaded: tuple[str, OfflineDataset] | None = None  # the last location that was loaded
         self._metrics = MetricSums()
         self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
         self._timesteps_aside: int | None = None  # environment steps, while num_timesteps counts offline gradient steps
         self._stopped_offline = False
 
+        if offline_steps > 0 and offline_dataset is None:
+            raise ValueError(f"`offline_steps={offline_steps}` needs `offline_dataset`.")
         if env is None and _init_setup_model:
             self._take_spaces_from_dataset(policy)
         if env is not None or _init_setup_model:
@@ -186,9 +189,9 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
     def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
         if self.offline_dataset is None:
             raise ValueError("`env=None` needs `offline_dataset`, from which the observation and action spaces are taken.")
-        self.offline_dataset = self._load(self.offline_dataset)
-        self.observation_space = channels_first_space(self.offline_dataset.observation_space)
-        self.action_space = self.offline_dataset.action_space
+        dataset = self._load(self.offline_dataset)
+        self.observation_space = channels_first_space(dataset.observation_space)
+        self.action_space = dataset.action_space
         self.n_envs = 1
         if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
             raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
@@ -238,8 +241,6 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
             )
         if self.offline_steps < 0:
             raise ValueError(f"`offline_steps` must not be negative, but {self.offline_steps} was given.")
-        if self.offline_steps > 0 and self.offline_dataset is None:
-            raise ValueError(f"`offline_steps={self.offline_steps}` needs `offline_dataset`.")
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -265,7 +266,9 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
 
     def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
         if isinstance(dataset, str):
-            return OfflineDataset.load(dataset)
+            if self._loaded is None or self._loaded[0] != dataset:
+                self._loaded = (dataset, OfflineDataset.load(dataset))
+            return self._loaded[1]
         if not isinstance(dataset, OfflineDataset):
             raise TypeError(
                 f"`dataset` must be an OfflineDataset or a location such as 'minari:...', but a {type(dataset).__name__} "
@@ -413,15 +416,18 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
-        if self.offline_dataset is not None:
-            self.offline_dataset = self._load(self.offline_dataset)
-            remaining = max(0, self.offline_steps - self.offline_updates)
-            if remaining > 0:
-                self.learn_offline(self.offline_dataset, remaining, callback, progress_bar=progress_bar)
-                if self._stopped_offline:
-                    return self
-            else:
-                self.set_offline_dataset(self.offline_dataset)
+        remaining = max(0, self.offline_steps - self.offline_updates)
+        if remaining > 0:
+            if self.offline_dataset is None:
+                raise ValueError(
+                    f"{remaining} of `offline_steps={self.offline_steps}` are still to be made, but the dataset is not saved "
+                    "with the model: give it again (`load(..., offline_dataset=...)`) or set `offline_steps=0`."
+                )
+            self.learn_offline(self.offline_dataset, remaining, callback, progress_bar=progress_bar)
+            if self._stopped_offline:
+                return self
+        elif self.offline_dataset is not None:
+            self.set_offline_dataset(self.offline_dataset)
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
@@ -497,7 +503,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
     # -------------------------------------------------------------- save, load
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "_metrics", "_timesteps_aside"]
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]
         if not isinstance(self.offline_dataset, str):
             excluded.append("offline_dataset")  # the data is the user's
         return excluded

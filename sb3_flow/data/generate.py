@@ -203,7 +203,11 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
         yield advance
     else:
         with tqdm(total=total, initial=done, desc=name, unit="episode", smoothing=0.1) as bar:
-            yield lambda: bar.update() and None
+
+            def advance() -> None:
+                bar.update()
+
+            yield advance
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -212,9 +216,9 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
 
 
 @contextmanager
-def _replacing(target: pathlib.Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def _replacing(target: pathlib.Path, folder: pathlib.Path | None = None) -> Iterator[IO[bytes]]:
+    """A file that is written in ``folder`` (default: its own) and appears under its name only when it is complete."""
+    unfinished = (folder or target.parent) / f".{target.name}.{os.getpid()}.tmp"
     try:
         with unfinished.open("wb") as file:
             yield file
@@ -268,7 +272,7 @@ def _merge(parts: list[pathlib.Path], target: pathlib.Path) -> None:
     """
     with np.load(parts[0]) as first:
         layout = {key: (first[key].dtype, first[key].shape) for key in first.files}
-    with _replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+    with _replacing(target, parts[0].parent) as file, zipfile.ZipFile(file, "w") as archive:
         for key, (dtype, (length, *tail)) in layout.items():
             member = zipfile.ZipInfo(f"{key}.npy", _ZIP_DATE)  # a fixed date: the same data, the same bytes
             member.compress_type = zipfile.ZIP_DEFLATED

@@ -138,10 +138,6 @@ class EpisodeMaker:
         self._targets = {key: copy.deepcopy(value) for key, value in vars(inner).items() if key.startswith("_target_")}
         self._site_pos = inner.model.site_pos.copy()
 
-    def close(self) -> None:
-        """Free the environment."""
-        self.env.close()
-
     def episode(self, seed: int, split: int, index: int) -> Episode:
         """
         Make one episode.
