@@ -1,6 +1,7 @@
 """The generative model: velocity networks, ensembles, integration of the flow in both directions (torch only)."""
 
-from sb3_flow.flow.networks import EnsembleMLP, TanhGELU, VelocityNetwork
+from sb3_flow.flow.activations import TanhGELU, gelu, gelu_layer_norm
+from sb3_flow.flow.networks import EnsembleMLP, VelocityNetwork
 from sb3_flow.flow.ode import Velocity, euler_forward, euler_reverse
 from sb3_flow.flow.sampling import sample_depths
 
@@ -11,5 +12,7 @@ __all__ = [
     "VelocityNetwork",
     "euler_forward",
     "euler_reverse",
+    "gelu",
+    "gelu_layer_norm",
     "sample_depths",
 ]

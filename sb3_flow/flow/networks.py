@@ -7,12 +7,7 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-
-class TanhGELU(nn.GELU):
-    """GELU in its tanh approximation, the default of the JAX reference implementations."""
-
-    def __init__(self) -> None:
-        super().__init__(approximate="tanh")
+from sb3_flow.flow.activations import TanhGELU, gelu_layer_norm, layer_norm
 
 
 class VelocityNetwork(nn.Module):
@@ -52,13 +47,13 @@ class VelocityNetwork(nn.Module):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        first: nn.Linear = self.layers[0]  # type: ignore[assignment]
+        first, *others = self.layers
         from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
         flow_weight = first.weight[:, self.features_dim :].t()
 
         def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
             hidden = th.addmm(from_features, th.cat([x, t], dim=-1), flow_weight)
-            for layer in self.layers[1:]:
+            for layer in others:
                 hidden = layer(self.activation(hidden))
             return hidden
 
@@ -113,8 +108,9 @@ class EnsembleMLP(nn.Module):
 
         hidden = inputs.expand(self.n_members, *inputs.shape)
         for weight, bias, scale, shift in zip(self.weights, self.biases, self.scales, self.shifts, strict=False):
-            hidden = self.activation(th.baddbmm(constant(bias), hidden, constant(weight)))
-            # the affine part per member cannot be done by layer_norm itself
-            hidden = F.layer_norm(hidden, hidden.shape[-1:], eps=1e-6)
-            hidden = th.addcmul(constant(shift), hidden, constant(scale))
+            hidden = th.baddbmm(constant(bias), hidden, constant(weight))
+            if isinstance(self.activation, TanhGELU):
+                hidden = gelu_layer_norm(hidden, constant(scale), constant(shift))
+            else:
+                hidden = layer_norm(self.activation(hidden), constant(scale), constant(shift))
         return th.baddbmm(constant(self.biases[-1]), hidden, constant(self.weights[-1]))

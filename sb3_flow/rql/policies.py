@@ -260,12 +260,12 @@ class RQLPolicy(ChunkedPolicy):
             target.requires_grad_(False)
 
         # As in SAC the critic's loss does not train a shared features extractor
-        critic_parameters = [
-            p for name, p in self.critic.named_parameters() if shared is None or "features_extractor" not in name
-        ]
-        rate = lr_schedule(1)
-        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
-        self.critic.optimizer = self.optimizer_class(critic_parameters, lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+        critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
+        # fused: one kernel per step instead of a loop over the parameters
+        defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
+        optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
+        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)
+        self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)
 
         bank = th.randn(self.n_candidates, self.actor.chunk_dim, generator=th.Generator().manual_seed(NOISE_BANK_SEED))
         self.register_buffer("noise_bank", bank, persistent=False)
