@@ -206,7 +206,7 @@ def test_failed_buffer_load_keeps_the_old_buffer(tmp_path):
     buffer = model.replay_buffer
     RQL("MlpPolicy", DummyVecEnv([PointEnv] * 2), **SMALL).save_replay_buffer(tmp_path / "two")
     RQL("MlpPolicy", DummyVecEnv([PointEnv]), **SMALL).save_replay_buffer(tmp_path / "h1")
-    for name, message in (("two", "`n_envs=2`, but the model has `n_envs=1`"), ("h1", "`horizon_length=1`, but the model has")):
+    for name, message in (("two", "`n_envs=2`, but the model has `n_envs=1`"), ("h1", "`horizon_length=1`, but")):
         with pytest.raises(ValueError, match=message):
             model.load_replay_buffer(tmp_path / name)
         assert model.replay_buffer is buffer

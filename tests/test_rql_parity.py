@@ -63,9 +63,7 @@ def batch():
     valid[6] = 0
     discounts = th.full((B, 1), GAMMA**HORIZON)
     discounts[2] = 0  # a terminal
-    return ChunkSamples(
-        randn(B, 4), randn(B, A).clamp(-1, 1), randn(B, 4), 10 * randn(B, 1), discounts, valid, mask
-    )
+    return ChunkSamples(randn(B, 4), randn(B, A).clamp(-1, 1), randn(B, 4), 10 * randn(B, 1), discounts, valid, mask)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +123,7 @@ def reference_terms(model, batch, draws):
         x = x - velocity_np(actor, s, x, t) * draws["depth"] / F
         t = t - draws["depth"] / F
     value_loss = 0.0
-    for k, member in enumerate(value_np(critic, s, x, t)):
+    for member in value_np(critic, s, x, t):
         for b in range(B):
             e = y[b, 0] - member[b, 0]
             value_loss += valid[b, 0] * (KAPPA if e >= 0 else 1 - KAPPA) * e**2 / (K * B)

@@ -69,7 +69,7 @@ def test_window_table_of_the_reference():
 
 def walk(dataset, start, h, rule):
     """One window, step by step, from the definition."""
-    first, last = next((f, l) for f, l in dataset.trajectories if f <= start <= l)
+    last = next(last for first, last in dataset.trajectories if first <= start <= last)
     total, steps_inside, alive = 0.0, 0, True
     actions = []
     for j in range(h):
@@ -241,7 +241,8 @@ def test_the_dataset_is_never_overwritten():
 
 @pytest.mark.parametrize("rule", ["rql", "q_chunking"])
 def test_device_storage_samples_the_same(rule):
-    buffers = [buffer_of(dataset_of([10] * 5, [19]), n_envs=2, horizon_length=3, window_rule=rule, storage=s) for s in ("cpu", "device")]
+    dataset = dataset_of([10] * 5, terminated=[19])
+    buffers = [buffer_of(dataset, n_envs=2, horizon_length=3, window_rule=rule, storage=s) for s in ("cpu", "device")]
     for clock in range(70):
         for buffer in buffers:
             step_env(buffer, clock, np.float32([clock % 10 == 9, clock % 7 == 6]), 2)
@@ -258,8 +259,9 @@ def test_normalisation_is_applied_when_sampling():
     venv.obs_rms.mean, venv.obs_rms.var = np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0])
     venv.ret_rms.var = np.array(4.0)
     observations = np.arange(30, dtype=np.float32).reshape(10, 3)
+    ends = np.arange(10) == 9
     dataset = OfflineDataset.from_arrays(
-        observations, np.zeros((10, 1)), np.arange(10), np.zeros(10, bool), np.arange(10) == 9, next_observations=observations + 3
+        observations, np.zeros((10, 1)), np.arange(10), np.zeros(10, bool), ends, next_observations=observations + 3
     )
     buffer = TrajectoryReplayBuffer(10, dataset.observation_space, dataset.action_space, "cpu", horizon_length=2, gamma=GAMMA)
     buffer.set_offline(dataset)
@@ -331,7 +333,7 @@ def test_discrete_actions_are_refused():
 def test_too_short_trajectories_are_refused_and_nothing_changes():
     dataset = dataset_of([10])
     buffer = buffer_of(dataset, horizon_length=5)
-    with pytest.raises(ValueError, match="`horizon_length=5` is longer than every trajectory .* 3 steps"):
+    with pytest.raises(ValueError, match=r"`horizon_length=5` is longer than every trajectory .* 3 steps"):
         buffer.set_offline(dataset_of([3, 2]))
     assert buffer.offline_dataset is dataset
     with pytest.warns(UserWarning, match="1 of 2 trajectories .* are shorter"):

@@ -7,7 +7,8 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.flow.activations import TanhGELU, gelu_layer_norm, layer_norm
+from sb3_flow.flow.activations import TanhGELU, layer_norm
+from sb3_flow.flow.fused import can_fuse, fused_mlp, fused_velocity
 
 
 class VelocityNetwork(nn.Module):
@@ -47,6 +48,21 @@ class VelocityNetwork(nn.Module):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
+        layers = list(self.layers)
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        first: list[Callable[[th.Tensor, th.Tensor], th.Tensor]] = []
+
+        def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
+            fusible = isinstance(self.activation, TanhGELU) and can_fuse(features, x, t, *weights)
+            if fusible and th.is_grad_enabled():
+                return fused_mlp(th.cat([features, x, t], dim=-1), weights, biases)[0]
+            if not first:
+                first.append(fused_velocity(features, weights, biases) if fusible else self._velocity(features))
+            return first[0](x, t)
+
+        return velocity
+
+    def _velocity(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
         first, *others = self.layers
         from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
         flow_weight = first.weight[:, self.features_dim :].t()
@@ -103,14 +119,14 @@ class EnsembleMLP(nn.Module):
         :return: shape ``(K, B, 1)``
         """
 
-        def constant(parameter: th.Tensor) -> th.Tensor:
-            return parameter.detach() if frozen else parameter
-
+        weights, biases, scales, shifts = (list(group) for group in (self.weights, self.biases, self.scales, self.shifts))
+        if frozen:
+            weights, biases, scales, shifts = (
+                [parameter.detach() for parameter in group] for group in (weights, biases, scales, shifts)
+            )
+        if isinstance(self.activation, TanhGELU) and can_fuse(inputs, *weights):
+            return fused_mlp(inputs, weights, biases, [norm for pair in zip(scales, shifts, strict=True) for norm in pair])
         hidden = inputs.expand(self.n_members, *inputs.shape)
-        for weight, bias, scale, shift in zip(self.weights, self.biases, self.scales, self.shifts, strict=False):
-            hidden = th.baddbmm(constant(bias), hidden, constant(weight))
-            if isinstance(self.activation, TanhGELU):
-                hidden = gelu_layer_norm(hidden, constant(scale), constant(shift))
-            else:
-                hidden = layer_norm(self.activation(hidden), constant(scale), constant(shift))
-        return th.baddbmm(constant(self.biases[-1]), hidden, constant(self.weights[-1]))
+        for weight, bias, scale, shift in zip(weights, biases, scales, shifts, strict=False):
+            hidden = layer_norm(self.activation(th.baddbmm(bias, hidden, weight)), scale, shift)
+        return th.baddbmm(biases[-1], hidden, weights[-1])

@@ -22,7 +22,7 @@ def euler_forward(velocity: Velocity, noise: th.Tensor, steps: int) -> th.Tensor
     x = noise
     for i in range(steps):
         t = x.new_full((x.shape[0], 1), i / steps)
-        x = x + velocity(x, t) / steps
+        x = th.add(x, velocity(x, t), alpha=1 / steps)
     return x
 
 
@@ -42,5 +42,5 @@ def euler_reverse(velocity: Velocity, x: th.Tensor, depth: th.Tensor, steps: int
     step = depth / steps
     for i in range(steps):
         # 1 - i * step instead of repeated subtraction: t does not drift
-        x = x - step * velocity(x, 1.0 - i * step)
+        x = th.addcmul(x, step, velocity(x, th.rsub(step, 1.0, alpha=i)), value=-1.0)
     return x, 1.0 - depth

@@ -1,8 +1,10 @@
 """
-GELU (tanh approximation), alone and followed by a LayerNorm, forward and backward in one pass over memory.
+What happens between two matrix products of an MLP: bias and GELU (tanh approximation), alone and followed by a LayerNorm,
+forward and backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
-All arrays are float32 and C-contiguous; outputs are given by the caller. Serial, the interpreter lock is released.
+All arrays are float32 and C-contiguous, their first axis is that of K independent members; outputs are given by the
+caller and overlap no input (the loops would not vectorise). Serial, the interpreter lock is released.
 """
 
 import numpy as np
@@ -51,34 +53,46 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def gelu_forward(x: np.ndarray, out: np.ndarray) -> None:
+def gelu_forward(z: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
     """
-    :param x: flat input, shape ``(n,)``
-    :param out: receives 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), shape ``(n,)``
+    :param z: shape ``(K, B, D)``
+    :param bias: shape ``(K, D)``
+    :param out: receives 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) of x = z + bias, shape ``(K, B, D)``
     """
-    for i in range(x.shape[0]):
-        v = x[i]
-        out[i] = _HALF * v * (_ONE + _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v * v)))
+    members, batch, size = z.shape
+    for k in range(members):
+        for b in range(batch):
+            for j in range(size):
+                v = z[k, b, j] + bias[k, j]
+                out[k, b, j] = _HALF * v * (_ONE + _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v * v)))
 
 
 @_compiled
-def gelu_backward(x: np.ndarray, grad_out: np.ndarray, grad_in: np.ndarray) -> None:
+def gelu_backward(z: np.ndarray, bias: np.ndarray, grad: np.ndarray, grad_bias: np.ndarray) -> None:
     """
-    :param x: flat input, shape ``(n,)``
-    :param grad_out: gradient of the output, shape ``(n,)``
-    :param grad_in: receives the gradient of the input, shape ``(n,)``
+    Gradients of :func:`gelu_forward`.
+
+    :param grad: holds the gradient of the result and receives that of ``z``, shape ``(K, B, D)``
+    :param grad_bias: receives the gradient of ``bias``, shape ``(K, D)``
     """
-    for i in range(x.shape[0]):
-        v = x[i]
-        v2 = v * v
-        t = _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v2))
-        slope = _HALF * (_ONE + t) + _HALF * v * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * v2)
-        grad_in[i] = grad_out[i] * slope
+    members, batch, size = z.shape
+    for k in range(members):
+        grad_bias[k] = _float(0.0)
+        for b in range(batch):
+            for j in range(size):
+                v = z[k, b, j] + bias[k, j]
+                v2 = v * v
+                t = _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v2))
+                slope = _HALF * (_ONE + t) + _HALF * v * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * v2)
+                g = grad[k, b, j] * slope
+                grad[k, b, j] = g
+                grad_bias[k, j] += g
 
 
 @_compiled
 def gelu_layer_norm_forward(
-    x: np.ndarray,
+    z: np.ndarray,
+    bias: np.ndarray,
     scale: np.ndarray,
     shift: np.ndarray,
     eps: float,
@@ -87,23 +101,24 @@ def gelu_layer_norm_forward(
     rstd: np.ndarray,
 ) -> None:
     """
-    LayerNorm(GELU(x)) of K members with their own scale and shift.
+    LayerNorm(GELU(z + bias)).
 
-    :param x: shape ``(K, B, D)``
+    :param z: shape ``(K, B, D)``
+    :param bias: shape ``(K, D)``
     :param scale: shape ``(K, D)``
     :param shift: shape ``(K, D)``
     :param eps: added to the variance
     :param out: receives the result, shape ``(K, B, D)``
-    :param mean: receives the means of GELU(x), shape ``(K, B)``, for the backward pass
+    :param mean: receives the means of the GELU, shape ``(K, B)``, for the backward pass
     :param rstd: receives the reciprocal standard deviations, shape ``(K, B)``
     """
-    members, batch, size = x.shape
+    members, batch, size = z.shape
     inverse = _float(_ONE / _float(size))
     for k in range(members):
         for b in range(batch):
             total = _float(0.0)
             for j in range(size):
-                v = x[k, b, j]
+                v = z[k, b, j] + bias[k, j]
                 g = _HALF * v * (_ONE + _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v * v)))
                 out[k, b, j] = g
                 total += g
@@ -121,42 +136,43 @@ def gelu_layer_norm_forward(
 
 @_compiled
 def gelu_layer_norm_backward(
-    x: np.ndarray,
+    z: np.ndarray,
+    bias: np.ndarray,
     scale: np.ndarray,
     mean: np.ndarray,
     rstd: np.ndarray,
-    grad_out: np.ndarray,
-    grad_in: np.ndarray,
+    grad: np.ndarray,
+    grad_bias: np.ndarray,
     grad_scale: np.ndarray,
     grad_shift: np.ndarray,
 ) -> None:
     """
     Gradients of :func:`gelu_layer_norm_forward`.
 
-    :param grad_out: gradient of the result, shape ``(K, B, D)``
-    :param grad_in: receives the gradient of ``x``
+    :param grad: holds the gradient of the result and receives that of ``z``, shape ``(K, B, D)``
+    :param grad_bias: receives the gradient of ``bias``, shape ``(K, D)``
     :param grad_scale: receives the gradient of ``scale``, shape ``(K, D)``
     :param grad_shift: receives the gradient of ``shift``, shape ``(K, D)``
     """
-    members, batch, size = x.shape
+    members, batch, size = z.shape
     inverse = _float(_ONE / _float(size))
     normed = np.empty(size, dtype=np.float32)
     slope = np.empty(size, dtype=np.float32)
     for k in range(members):
-        for j in range(size):
-            grad_scale[k, j] = _float(0.0)
-            grad_shift[k, j] = _float(0.0)
+        grad_bias[k] = _float(0.0)
+        grad_scale[k] = _float(0.0)
+        grad_shift[k] = _float(0.0)
         for b in range(batch):
             m, r = mean[k, b], rstd[k, b]
             sum_d, sum_dn = _float(0.0), _float(0.0)
             for j in range(size):
-                v = x[k, b, j]
+                v = z[k, b, j] + bias[k, j]
                 v2 = v * v
                 t = _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v2))
                 slope[j] = _HALF * (_ONE + t) + _HALF * v * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * v2)
                 n = (_HALF * v * (_ONE + t) - m) * r
                 normed[j] = n
-                go = grad_out[k, b, j]
+                go = grad[k, b, j]
                 grad_scale[k, j] += go * n
                 grad_shift[k, j] += go
                 d = go * scale[k, j]
@@ -165,5 +181,6 @@ def gelu_layer_norm_backward(
             sum_d *= inverse
             sum_dn *= inverse
             for j in range(size):
-                d = grad_out[k, b, j] * scale[k, j]
-                grad_in[k, b, j] = r * (d - sum_d - normed[j] * sum_dn) * slope[j]
+                g = r * (grad[k, b, j] * scale[k, j] - sum_d - normed[j] * sum_dn) * slope[j]
+                grad[k, b, j] = g
+                grad_bias[k, j] += g

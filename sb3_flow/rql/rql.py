@@ -97,7 +97,7 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: str = "rql",
-        evaluation_mode: str = "zero",
+        evaluation_mode: str = "best_of_n",
         n_candidates: int = 32,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,

@@ -1,0 +1,211 @@
+"""
+The main job on real input, in one script: data, offline training, evaluation, going on online.
+
+Makes an OGBench dataset on this machine (point mass in a maze; statistically, not bitwise, the published data), trains
+Reversal Q-Learning on it without touching the environment, compares it with the policy that made the data and with
+behaviour cloning by the same network, and continues online. Prints one table, writes TensorBoard logs and a picture.
+
+    python examples/demo.py --out demo_output
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+import ogbench  # noqa: F401  (registers the environments)
+import torch as th
+from matplotlib import pyplot as plt
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_flow import RQL, OfflineDataset
+from sb3_flow.common import SuccessInfo
+from sb3_flow.data.generate import generate
+from sb3_flow.data.oracles import NAVIGATE_NOISE, maze_cells
+
+ENV_ID = "pointmaze-medium-singletask-v0"  # start (1, 1), goal (6, 6), reward -1 per step until the goal, 1000 steps
+DATASET = "pointmaze-medium-navigate"
+EPISODES = 50  # of every evaluation
+
+# Measured on this task; published settings for the larger ones are in the README of the zoo's configurations
+SETTINGS = {
+    "learning_rate": 1e-3,
+    "tau": 0.02,
+    "gamma": 0.995,
+    "horizon_length": 10,
+    "alpha": 5.0,
+    "expectile": 0.7,
+    "n_critics": 2,
+    "offline_fraction": 0.5,
+    "policy_kwargs": {"net_arch": [128, 128, 128]},
+}
+
+Episodes = tuple[np.ndarray, np.ndarray]  # successes and returns
+
+
+def make_env(n_envs: int, training: bool) -> VecNormalize:
+    """Observations are standardised; the statistics come from the dataset."""
+    env = make_vec_env(ENV_ID, n_envs=n_envs, wrapper_class=SuccessInfo)
+    return VecNormalize(env, training=training, norm_reward=False)
+
+
+def evaluate(model: RQL, env: VecEnv, deterministic: bool = True) -> Episodes:
+    successes: list[bool] = []
+
+    def note_success(local: dict, _: dict) -> None:
+        if local["done"]:
+            successes.append(local["info"]["is_success"])
+
+    np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
+    returns, _ = evaluate_policy(
+        model, env, n_eval_episodes=EPISODES, deterministic=deterministic, callback=note_success, return_episode_rewards=True
+    )
+    return np.array(successes), np.array(returns)
+
+
+def behave(seed: int = 0) -> Episodes:
+    """The scripted policy that made the data, from the task's start: it walks to one random junction after another."""
+    env = make_vec_env(ENV_ID, n_envs=1, wrapper_class=SuccessInfo).envs[0]
+    maze, rng = env.unwrapped, np.random.default_rng(seed)
+    np.random.seed(seed)
+    _, junctions = maze_cells(maze.maze_map)
+    successes, returns = [], []
+    for _ in range(EPISODES):
+        env.reset()
+        goal, total, done = None, 0.0, False
+        while not done:
+            xy = maze.get_xy()
+            if goal is None or np.linalg.norm(xy - goal) < 0.5:
+                goal = np.array(maze.ij_to_xy(junctions[rng.integers(len(junctions))]))
+            direction = maze.get_oracle_subgoal(xy, goal)[0] - xy
+            direction = direction / (np.linalg.norm(direction) + 1e-6)
+            action = np.clip(direction + rng.normal(0, NAVIGATE_NOISE, 2), -1, 1).astype(np.float32)
+            _, reward, terminated, truncated, info = env.step(action)
+            total, done = total + float(reward), terminated or truncated
+        successes.append(info["is_success"])
+        returns.append(total)
+    return np.array(successes), np.array(returns)
+
+
+def row(name: str, episodes: Episodes) -> str:
+    """Mean and 95% interval: Wilson's for the success rate, normal for the return."""
+    success, returns = episodes
+    n, p, z = len(success), float(success.mean()), 1.96
+    centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    error = z * returns.std(ddof=1) / np.sqrt(n)
+    return f"{name:<52} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
+
+
+def plot(out: Path, curves: dict[str, tuple[np.ndarray, np.ndarray]], behaviour: Episodes, offline_steps: int) -> None:
+    figure, axis = plt.subplots(figsize=(7, 4))
+    for (name, (steps, returns)), colour in zip(curves.items(), ("tab:blue", "tab:orange", "tab:green"), strict=True):
+        mean, error = returns.mean(axis=1), 1.96 * returns.std(axis=1, ddof=1) / np.sqrt(returns.shape[1])
+        axis.plot(steps, mean, marker="o", label=name, color=colour)
+        axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=colour)
+    axis.axhline(behaviour[1].mean(), color="gray", linestyle="--", label="policy that made the data")
+    axis.axvline(offline_steps, color="black", linewidth=0.8)
+    axis.annotate(
+        "online from here", (offline_steps, axis.get_ylim()[0]), xytext=(-4, 4), textcoords="offset points", ha="right"
+    )
+    axis.set(xlabel="gradient steps", ylabel=f"return ({EPISODES} episodes, 95%)", title=ENV_ID)
+    axis.legend(loc="center right", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out / "demo.png", dpi=150)
+
+
+def read_curve(folder: Path, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    log = np.load(folder / "evaluations.npz")
+    return log["timesteps"] + offset, log["results"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder for data, logs and the picture")
+    parser.add_argument("--offline-steps", type=int, default=20_000, help="gradient steps on the dataset")
+    parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    th.set_num_threads(arguments.threads)
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:4.0f} s] {text}", flush=True)
+
+    say(f"making the dataset {DATASET} (200 episodes; local: statistically, not bitwise, the published one)")
+    file = out / "data" / f"{DATASET}-v0.npz"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        generate(DATASET, 200, workers=2, seed=0, out=file.parent)
+    dataset = OfflineDataset.load(f"ogbench:{DATASET}-singletask-v0@{file}")
+    print(dataset.summary())
+    behaviour = behave()
+
+    def callback(name: str, every: int, deterministic: bool = True) -> EvalCallback:
+        env, path = make_env(10, training=False), str(out / name)
+        return EvalCallback(
+            env, n_eval_episodes=EPISODES, eval_freq=every, log_path=path, deterministic=deterministic, verbose=0
+        )
+
+    def build(name: str, **settings: object) -> RQL:
+        logs = str(out / "tensorboard" / name)
+        return RQL("MlpPolicy", make_env(1, training=True), seed=arguments.seed, tensorboard_log=logs, **SETTINGS, **settings)
+
+    say(f"behaviour cloning, {arguments.offline_steps} gradient steps")
+    bc = build("bc", objective="bc", evaluation_mode="sample")
+    bc.learn_offline(
+        dataset,
+        arguments.offline_steps,
+        callback("bc", max(1, arguments.offline_steps // 2), deterministic=False),
+        progress_bar=True,
+    )
+    eval_env = make_env(10, training=False)
+    eval_env.obs_rms = bc.get_vec_normalize_env().obs_rms
+    table = [row("policy that made the data, from the task's start", behaviour)]
+    table.append(row("behaviour cloning", evaluate(bc, eval_env, deterministic=False)))
+
+    say(f"RQL offline, {arguments.offline_steps} gradient steps")
+    model = build("rql")
+    model.learn_offline(
+        dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
+    )
+    for mode, deterministic, name in (
+        ("sample", False, "RQL offline, fresh noise (the paper's protocol)"),
+        ("sample", True, "RQL offline, one fixed noise"),
+        ("zero", True, "RQL offline, zero noise"),
+        ("best_of_n", True, "RQL offline, best of 32 fixed noises (default)"),
+    ):
+        model.set_evaluation_mode(mode)
+        table.append(row(name, evaluate(model, eval_env, deterministic)))
+    model.save(out / "rql_offline")
+
+    say(f"RQL online, {arguments.online_steps} environment steps")
+    model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
+    model.set_offline_dataset(dataset)
+    model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
+    table.append(row("RQL after online, best of 32 fixed noises (default)", evaluate(model, eval_env)))
+    model.save(out / "rql_online")
+
+    curves = {
+        "behaviour cloning": read_curve(out / "bc"),
+        "RQL offline": read_curve(out / "offline"),
+        "RQL online": read_curve(out / "online", offset=arguments.offline_steps),
+    }
+    plot(out, curves, behaviour, arguments.offline_steps)
+    print(f"\n{ENV_ID}, seed {arguments.seed}, {EPISODES} episodes a row, 95% intervals; local data")
+    print(f"{'':<52} {'success':<18}    {'return':>7}")
+    print("\n".join(table))
+    say(f"done: {out / 'demo.png'}, models in {out}, TensorBoard logs: tensorboard --logdir {out / 'tensorboard'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""How RQL's policy acts: evaluation modes, determinism, chunks through ``predict``."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.env_checker import check_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+from tasks import PointEnv
+
+from sb3_flow import RQL
+from sb3_flow.flow import euler_forward
+from sb3_flow.rql import MlpPolicy
+
+SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "seed": 0}
+MODES = ["sample", "zero", "best_of_n"]
+
+
+def test_the_test_environment_is_valid():
+    for kind in ("box", "dict", "image"):
+        check_env(PointEnv(kind))
+
+
+def build(env=None, **kwargs):
+    return RQL("MlpPolicy", PointEnv() if env is None else env, **{**SMALL, **kwargs})
+
+
+def randomise(model):
+    """The moving average must not be the actor, or a mix-up goes unnoticed."""
+    generator = th.Generator().manual_seed(0)
+    for parameter in model.policy.parameters():
+        parameter.data += 0.3 * th.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("horizon_length", [1, 3])
+def test_deterministic_actions_are_repeatable_and_survive_a_reload(tmp_path, mode, horizon_length):
+    model = randomise(build(evaluation_mode=mode, horizon_length=horizon_length))
+    observations = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    first, _ = model.predict(observations, deterministic=True)
+    model.predict(observations, deterministic=False)
+    np.testing.assert_array_equal(model.predict(observations, deterministic=True)[0], first)
+    model.save(tmp_path / "model")
+    loaded = RQL.load(tmp_path / "model")
+    assert loaded.evaluation_mode == loaded.policy.evaluation_mode == mode
+    np.testing.assert_array_equal(loaded.predict(observations, deterministic=True)[0], first)
+    model.policy.save(tmp_path / "policy")
+    np.testing.assert_array_equal(MlpPolicy.load(tmp_path / "policy").predict(observations, deterministic=True)[0], first)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stochastic_actions_follow_the_seed(mode):
+    observations = np.zeros((4, 2), dtype=np.float32)
+    one, other, third = (randomise(build(evaluation_mode=mode, seed=seed)) for seed in (0, 0, 1))
+    third.policy.load_state_dict(one.policy.state_dict())
+    draws = [[m.predict(observations)[0] for _ in range(3)] for m in (one, other, third)]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    if mode != "zero":
+        assert not np.array_equal(draws[0], draws[2])
+        assert not np.array_equal(draws[0][0], draws[0][1])
+    one.set_random_seed(0)
+    np.testing.assert_array_equal(one.predict(observations)[0], draws[0][0])
+
+
+def test_modes_use_the_noise_they_say():
+    model = randomise(build(n_candidates=5))
+    policy = model.policy
+    observation = th.tensor([[0.3, -0.2]])
+    velocity = policy.actor_ema.velocity(observation)
+    with th.no_grad():
+        flows = [euler_forward(velocity, noise[None], 10).clamp(-1, 1)[0] for noise in policy.noise_bank]
+        zero = euler_forward(velocity, th.zeros(1, 2), 10).clamp(-1, 1)[0]
+        scores = [th.stack(model.critic(observation, flow[None])).mean() for flow in flows]
+        best = flows[int(th.stack(scores).argmax())]
+    for mode, expected in (("zero", zero), ("sample", flows[0]), ("best_of_n", best)):
+        model.set_evaluation_mode(mode)
+        action, _ = model.predict(observation.numpy(), deterministic=True)
+        np.testing.assert_allclose(action[0], 2 * expected.numpy(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="`evaluation_mode` must be one of"):
+        model.set_evaluation_mode("mean")
+
+
+def test_mode_can_be_changed_when_loading(tmp_path):
+    build(evaluation_mode="zero").save(tmp_path / "model")
+    assert RQL.load(tmp_path / "model", evaluation_mode="sample").policy.evaluation_mode == "sample"
+
+
+def test_exploration_uses_the_actor_and_evaluation_its_average():
+    model = build(evaluation_mode="zero")
+    model.policy.actor.velocity_net.layers[-1].bias.data += 100.0
+    observation = np.zeros((1, 2), dtype=np.float32)
+    assert (np.abs(model.predict(observation, deterministic=True)[0]) < 2).all()
+    assert (model.policy.explore_chunk(th.zeros(1, 2)) == 1).all()
+
+
+def test_a_chunk_travels_in_the_state():
+    model = randomise(build(horizon_length=4, evaluation_mode="sample"))
+    observations = np.zeros((3, 2), dtype=np.float32)
+    state, actions = None, []
+    for _ in range(4):
+        action, state = model.predict(observations, state, np.zeros(3, dtype=bool))
+        actions.append(action)
+    chunks = state[0]
+    np.testing.assert_array_equal(np.stack(actions, axis=1), chunks)
+    # a new chunk when the old one is used up, also for the one environment whose episode begins
+    _, state = model.predict(observations, state, np.zeros(3, dtype=bool))
+    assert (state[1] == 1).all()
+    assert not np.array_equal(state[0], chunks)
+    before = state[0].copy()
+    action, state = model.predict(observations, state, np.array([False, True, False]))
+    assert state[1].tolist() == [2, 1, 2]
+    np.testing.assert_array_equal(state[0][[0, 2]], before[[0, 2]])
+    assert not np.array_equal(state[0][1], before[1])
+    np.testing.assert_array_equal(action[[0, 2]], before[[0, 2], 1])
+
+
+def test_chunks_of_a_single_observation():
+    model = build(horizon_length=3)
+    action, state = model.predict(np.zeros(2, dtype=np.float32))
+    assert action.shape == (2,)
+    action, _ = model.predict(np.zeros(2, dtype=np.float32), state)
+    assert action.shape == (2,)
+    with pytest.raises(ValueError, match="mixing Gym API"):
+        model.predict((np.zeros(2, dtype=np.float32), {}))
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_evaluate_policy_executes_chunks(n_envs):
+    model = build(horizon_length=5, evaluation_mode="zero")
+    plans = []
+    plan = model.policy.plan
+    model.policy.plan = lambda *args: plans.append(1) or plan(*args)
+    _, lengths = evaluate_policy(
+        model, DummyVecEnv([PointEnv] * n_envs), n_eval_episodes=n_envs, warn=False, return_episode_rewards=True
+    )
+    if n_envs == 1:
+        assert len(plans) == -(-lengths[0] // 5)
+
+
+def test_actions_stay_within_bounds_and_are_unscaled():
+    model = build(horizon_length=2)
+    model.policy.actor_ema.velocity_net.layers[-1].bias.data += 100.0
+    actions, _ = model.predict(np.zeros((5, 2), dtype=np.float32), deterministic=True)
+    assert (actions == 2.0).all()
