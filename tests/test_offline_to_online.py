@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CheckpointCallback,
@@ -27,6 +28,7 @@ from tasks import PointEnv, collect
 
 from sb3_flow import RQL, OfflineDataset
 from sb3_flow.common import latest_checkpoint
+from sb3_flow.data import TrajectoryReplayBuffer
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "flow_steps": 3, "batch_size": 16, "seed": 0}
 
@@ -206,10 +208,74 @@ def test_failed_buffer_load_keeps_the_old_buffer(tmp_path):
     buffer = model.replay_buffer
     RQL("MlpPolicy", DummyVecEnv([PointEnv] * 2), **SMALL).save_replay_buffer(tmp_path / "two")
     RQL("MlpPolicy", DummyVecEnv([PointEnv]), **SMALL).save_replay_buffer(tmp_path / "h1")
-    for name, message in (("two", "`n_envs=2`, but the model has `n_envs=1`"), ("h1", "`horizon_length=1`, but")):
+    RQL("MlpPolicy", "Pendulum-v1", **SMALL, horizon_length=2).save_replay_buffer(tmp_path / "pendulum")
+    SAC("MlpPolicy", PointEnv(), buffer_size=10).save_replay_buffer(tmp_path / "sac")
+    for name, message in (
+        ("two", "`n_envs=2`, but the model has `n_envs=1`"),
+        ("h1", "`horizon_length=1`, but"),
+        ("pendulum", "`observation_space=.*but the model has"),
+        ("sac", "`horizon_length=2` needs a TrajectoryReplayBuffer"),
+    ):
         with pytest.raises(ValueError, match=message):
             model.load_replay_buffer(tmp_path / name)
         assert model.replay_buffer is buffer
+
+
+def test_the_latest_checkpoint_of_both_phases(dataset, tmp_path):
+    """Both phases count from 0 and write to the same names; what was trained longest is the latest all the same."""
+    model = RQL("MlpPolicy", PointEnv(), **SMALL)
+    callback = CheckpointCallback(20, str(tmp_path))
+    model.learn_offline(dataset, 60, callback)
+    assert RQL.load(latest_checkpoint(tmp_path)).offline_updates == 60
+    model.learn(30, callback)
+    latest = RQL.load(latest_checkpoint(tmp_path))
+    assert (latest.offline_updates, latest.num_timesteps) == (60, 20)
+
+
+def test_a_seed_set_by_hand_is_resumed_as_well(dataset, tmp_path):
+    models = [RQL("MlpPolicy", None, **SMALL, offline_dataset=dataset) for _ in range(2)]
+    for model in models:
+        model.set_random_seed(7)
+        model.learn_offline(dataset, 5)
+    models[0].save(tmp_path / "model")
+    resumed = RQL.load(tmp_path / "model").learn_offline(dataset, 5)
+    assert_same_state(state_of(models[1].learn_offline(dataset, 5)), state_of(resumed))
+
+
+def test_a_deep_copy_trains_on_its_own(dataset):
+    model = RQL("MlpPolicy", None, **SMALL, offline_dataset=dataset).learn_offline(dataset, 3)
+    copied = deepcopy(model)
+    before = state_of(model)
+    copied.learn_offline(dataset, 3)
+    assert_same_state(before, state_of(model))
+    model.learn_offline(dataset, 3)
+    assert_same_state(state_of(model), state_of(copied))
+
+
+def test_going_on_online_without_the_dataset_is_said(dataset, tmp_path):
+    RQL("MlpPolicy", PointEnv(), **SMALL).learn_offline(dataset, 2).save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="set_offline_dataset"):
+        RQL.load(tmp_path / "model", env=PointEnv()).learn(5)
+
+
+def test_streams_of_neighbouring_seeds_differ():
+    states = [
+        bytes(RQL("MlpPolicy", PointEnv(), **{**SMALL, "seed": seed}).random_streams[name].get_state().numpy())
+        for seed in range(3)
+        for name in ("windows", "update", "act", "explore")
+    ]
+    assert len(set(states)) == len(states)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_evaluation_does_not_disturb_training(deterministic):
+    states = []
+    for eval_freq in (0, 10):
+        model = RQL("MlpPolicy", PointEnv(), **SMALL, learning_starts=5)
+        env = DummyVecEnv([PointEnv])
+        model.learn(40, EvalCallback(env, eval_freq=eval_freq, n_eval_episodes=1, deterministic=deterministic, warn=False))
+        states.append({name: value for name, value in state_of(model).items() if name != "stream.act"})
+    assert_same_state(*states)
 
 
 # --------------------------------------------------------------- the offline phase
@@ -225,6 +291,8 @@ def test_without_an_environment(dataset, tmp_path):
     evaluate_policy(model, DummyVecEnv([PointEnv]), n_eval_episodes=2, warn=False)
     with pytest.raises(AssertionError, match="You must set the environment"):
         model.learn(10)
+    with pytest.raises(ValueError, match="spaces do not match"):
+        model.set_env(PointEnv("dict"))
     model.set_env(PointEnv())
     model.learn(30)
     assert model.num_timesteps == 30
@@ -406,6 +474,50 @@ def test_random_warm_up_only_without_an_offline_phase(dataset):
         assert bool(asked) == expected
 
 
+def test_the_offline_phase_samples_the_dataset_alone(dataset):
+    model = RQL("MlpPolicy", PointEnv(), **SMALL, offline_fraction=0.0, learning_starts=5).learn_offline(dataset, 1)
+    model.learn(40)
+    sampled = []
+    update = model.update
+    model.update = lambda batch, generator: sampled.append(batch.actions) or update(batch, generator)
+    model.learn_offline(dataset, 2)
+    model.learn(41)
+    known = dataset.actions / 2
+    offline = [(np.abs(batch.numpy()[:, None] - known).max(axis=2).min(axis=1) < 1e-4).mean() for batch in sampled]
+    assert offline[:2] == [1.0, 1.0]
+    assert offline[-1] < 0.2  # a coincidence may happen
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3)])
+def test_discrete_observations_offline_and_online(space):
+    class Env(PointEnv):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = space
+
+        def observe(self):
+            return space.sample()
+
+    env = Env()
+    data = collect(env, episodes=4)
+    model = RQL("MlpPolicy", env, **SMALL, offline_fraction=0.5, learning_starts=5).learn_offline(data, 2).learn(30)
+    assert model._n_updates > 20
+
+
+def test_behaviour_cloning_does_not_choose_by_an_untrained_value():
+    assert RQL("MlpPolicy", PointEnv(), **SMALL, objective="bc").policy.evaluation_mode == "sample"
+    assert RQL("MlpPolicy", PointEnv(), **SMALL).policy.evaluation_mode == "best_of_n"
+
+
+def test_normalised_rewards_keep_their_statistics(dataset):
+    env = VecNormalize(DummyVecEnv([PointEnv]), norm_obs=False)
+    model = RQL("MlpPolicy", env, **SMALL).learn_offline(dataset, 1)
+    model.learn(30)
+    variance = env.ret_rms.var.copy()
+    model.set_offline_dataset(dataset)
+    assert env.ret_rms.var == variance
+
+
 def test_vec_normalize_takes_its_statistics_from_the_dataset(dataset):
     env = VecNormalize(DummyVecEnv([PointEnv]), norm_reward=False)
     model = RQL("MlpPolicy", env, **SMALL).learn_offline(dataset, 2)
@@ -508,9 +620,16 @@ def test_discrete_actions_are_refused_with_an_alternative():
         ({"objective": "sac"}, "`objective` must be 'rql' or 'bc', but 'sac'"),
         ({"evaluation_mode": "mean"}, "`evaluation_mode` must be one of .* but 'mean'"),
         ({"offline_steps": 5}, "`offline_steps=5` needs `offline_dataset`"),
-        ({"offline_steps": -1}, "`offline_steps` must not be negative, but -1"),
+        ({"offline_steps": -1}, "`offline_steps` must be at least 0, but -1"),
         ({"horizon_length": 2, "n_steps": 3}, "`horizon_length=2` needs RQL's own TrajectoryReplayBuffer"),
         ({"sampling": "row"}, "`sampling` must be one of"),
+        ({"n_critics": 0}, "`n_critics` must be at least 1, but 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, but 0"),
+        ({"alpha": -1.0}, "`alpha` must be at least 0.0, but -1.0"),
+        ({"rho": float("nan")}, "`rho` must be at least 0.0, but nan"),
+        ({"ema_decay": 1.5}, r"`ema_decay` must be in \[0, 1\], but 1.5"),
+        ({"tau": 2.0}, r"`tau` must be in \[0, 1\], but 2.0"),
+        ({"replay_buffer_class": TrajectoryReplayBuffer, "n_steps": 3}, "`n_steps=3` does not go with"),
     ],
 )
 def test_bad_arguments(kwargs, message):
@@ -522,5 +641,5 @@ def test_offline_training_needs_our_buffer(dataset):
     model = RQL("MlpPolicy", PointEnv(), **SMALL, n_steps=3)
     with pytest.raises(ValueError, match="needs a TrajectoryReplayBuffer, but this model has a NStepReplayBuffer"):
         model.learn_offline(dataset, 1)
-    with pytest.raises(ValueError, match="`gradient_steps` must not be negative"):
+    with pytest.raises(ValueError, match="`gradient_steps` must be at least 0, but -1"):
         RQL("MlpPolicy", PointEnv(), **SMALL).learn_offline(dataset, -1)

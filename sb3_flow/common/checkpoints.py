@@ -1,9 +1,12 @@
 """Files that are either complete or not there, and finding the last complete one."""
 
 import io
+import json
 import os
 import re
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,10 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
     final = Path(path)
     if final.suffix == "":
         final = final.with_name(f"{final.name}.{suffix}")
+    final = final.resolve()  # through symbolic links, which would be replaced otherwise
+    if final.is_dir():
+        warnings.warn(f"Path '{final}' is a folder. Will save instead to {final}_2")
+        final = final.with_name(f"{final.name}_2")
     temporary = final.with_name(f".{final.name}.tmp")
     try:
         write(temporary)
@@ -34,24 +41,27 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
 
 def latest_checkpoint(folder: str | Path, name_prefix: str = "rl_model") -> Path | None:
     """
-    The checkpoint with the most steps in a folder written by SB3's ``CheckpointCallback``. Files that cannot be read as
-    a whole are passed over.
+    The checkpoint with the most training in a folder written by SB3's ``CheckpointCallback``. The number in a file's name
+    does not tell: it counts gradient steps offline and starts anew, counting environment steps, online. Files that cannot
+    be read as a whole are passed over.
 
     :param folder: ``save_path`` of the callback
     :param name_prefix: ``name_prefix`` of the callback
     :return: its path, ``None`` if there is none
     """
     pattern = re.compile(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip")
-    found = [(int(match[1]), path) for path in Path(folder).glob("*.zip") if (match := pattern.fullmatch(path.name))]
-    for _, path in sorted(found, reverse=True):
-        if _is_whole(path):
-            return path
-    return None
+    found = [(_progress(path), path) for path in Path(folder).glob("*.zip") if pattern.fullmatch(path.name)]
+    whole = [(progress, path) for progress, path in found if progress is not None]
+    return max(whole)[1] if whole else None
 
 
-def _is_whole(path: Path) -> bool:
+def _progress(path: Path) -> tuple[int, int] | None:
+    """:return: offline gradient steps and online environment steps of a saved model, ``None`` if the file is not whole"""
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except (zipfile.BadZipFile, OSError):
-        return False
+            if archive.testzip() is not None:
+                return None
+            data = json.loads(archive.read("data"))
+    except (zipfile.BadZipFile, zlib.error, OSError, KeyError, ValueError):
+        return None
+    return data.get("offline_updates", 0), data["num_timesteps"]

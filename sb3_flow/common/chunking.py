@@ -22,7 +22,9 @@ class ChunkedPolicy(BasePolicy):
 
     horizon_length: int
     generator: th.Generator | None = None
-    """Source of fresh noise, given by the algorithm; ``None`` draws from torch's global generator."""
+    """Source of fresh noise in ``predict``, given by the algorithm; ``None`` draws from torch's global generator."""
+    exploration_generator: th.Generator | None = None
+    """Likewise for ``explore_chunk``, so that evaluations in between do not change what is collected."""
 
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch as th
 
 
@@ -13,12 +14,13 @@ class RandomStreams:
     Pickles as plain state tensors. A stream that was saved on one kind of device and is restored on another continues
     from its seed, since the states of CPU and CUDA generators cannot be exchanged.
 
-    :param seed: seed of the first stream; the others get the following numbers
+    :param seed: all streams are seeded from it
     :param devices: name of each stream and the device it draws on
+    :param given_seed: the ``seed`` argument of the model that owns the streams
     """
 
-    def __init__(self, seed: int, devices: dict[str, th.device]) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, devices: dict[str, th.device], given_seed: int | None = None) -> None:
+        self.given_seed = given_seed
         self._generators = {name: th.Generator(device=device) for name, device in devices.items()}
         self.reseed(seed)
 
@@ -28,8 +30,9 @@ class RandomStreams:
     def reseed(self, seed: int) -> None:
         """:param seed: see the constructor"""
         self.seed = seed
-        for number, generator in enumerate(self._generators.values()):
-            generator.manual_seed(seed + number)
+        seeds = np.random.SeedSequence(seed).generate_state(len(self._generators))
+        for generator, own_seed in zip(self._generators.values(), seeds, strict=True):
+            generator.manual_seed(int(own_seed))
 
     def get_state(self) -> dict[str, tuple[str, th.Tensor]]:
         """:return: kind of device and state of every stream"""
@@ -43,12 +46,13 @@ class RandomStreams:
 
     def __getstate__(self) -> dict[str, Any]:
         devices = {name: str(generator.device) for name, generator in self._generators.items()}
-        return {"seed": self.seed, "devices": devices, "state": self.get_state()}
+        return {"seed": self.seed, "given_seed": self.given_seed, "devices": devices, "state": self.get_state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         def available(name: str) -> th.device:
             device = th.device(name)
             return device if device.type != "cuda" or th.cuda.is_available() else th.device("cpu")
 
-        self.__init__(state["seed"], {name: available(device) for name, device in state["devices"].items()})  # type: ignore[misc]
+        devices = {name: available(device) for name, device in state["devices"].items()}
+        self.__init__(state["seed"], devices, state["given_seed"])  # type: ignore[misc]
         self.set_state(state["state"])

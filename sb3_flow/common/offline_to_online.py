@@ -27,11 +27,12 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.checks import check_fraction, check_minimum
 from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
 from sb3_flow.common.generators import RandomStreams
-from sb3_flow.common.images import channels_first, channels_first_space
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.offline_env import SpacesOnlyVecEnv
+from sb3_flow.common.spaces import channels_first, channels_first_space, same_but_for_bounds
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 
 SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
@@ -69,8 +70,8 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
     :param horizon_length: actions decided at once and executed open loop (chunk length h)
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``, see ``OfflineDataset.load``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
-    :param offline_fraction: share of offline rows in the batches of the online phase; ``None`` samples uniformly from
-        both together
+    :param offline_fraction: share of offline rows in the batches of the online phase; ``None`` samples from both
+        together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
     :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
     :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
     :param stats_window_size: Window size for the rollout logging
@@ -196,6 +197,19 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
             raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
 
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        Set the environment, see ``BaseAlgorithm.set_env``. A model that was built from a dataset without bounds takes over
+        the environment's bounds of observations.
+
+        :param env: The environment for learning a policy
+        :param force_reset: Force call to ``reset()`` before training
+        """
+        env = self._wrap_env(env, self.verbose)
+        if self.env is None and same_but_for_bounds(self.observation_space, env.observation_space):
+            self.observation_space = env.observation_space
+        super().set_env(env, force_reset)
+
     def _check_action_space(self) -> None:
         # AssertionError, as SB3 raises for action spaces an algorithm does not support
         if not isinstance(self.action_space, spaces.Box):
@@ -222,25 +236,26 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
             self.policy_kwargs = user_policy_kwargs
             if self.replay_buffer_class is None or issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
                 self.replay_buffer_kwargs = user_buffer_kwargs
-        if restored is not None and (self.seed is None or restored.seed == self.seed):
+        if restored is not None and restored.given_seed == self.seed:
             # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
             assert self.random_streams is not None
             self.random_streams.set_state(restored.get_state())
-        self._share_generators()
+        self._hand_out()
 
     def _check_arguments(self) -> None:
         name = type(self).__name__
-        if self.horizon_length < 1:
-            raise ValueError(f"`horizon_length` must be at least 1, but {self.horizon_length} was given.")
+        check_minimum(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
+        check_minimum(0, offline_steps=self.offline_steps)
+        check_fraction(tau=self.tau, gamma=self.gamma)
         foreign = self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, TrajectoryReplayBuffer)
+        if self.n_steps > 1 and self.replay_buffer_class is not None and not foreign:
+            raise ValueError(f"`n_steps={self.n_steps}` does not go with a TrajectoryReplayBuffer: use `horizon_length`.")
         if self.horizon_length > 1 and (foreign or (self.n_steps > 1 and self.replay_buffer_class is None)):
             raise ValueError(
                 f"`horizon_length={self.horizon_length}` needs {name}'s own TrajectoryReplayBuffer, which sums the rewards of "
                 f"a chunk itself: leave `replay_buffer_class` (given: {self.replay_buffer_class}) and `n_steps` (given: "
                 f"{self.n_steps}) at their defaults."
             )
-        if self.offline_steps < 0:
-            raise ValueError(f"`offline_steps` must not be negative, but {self.offline_steps} was given.")
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -251,16 +266,19 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         super().set_random_seed(seed)
         own_seed = int(th.randint(2**31, (1,)).item()) if seed is None else seed
         storage_device = self.device if self.storage == "device" else th.device("cpu")
-        devices = {"windows": storage_device, "update": self.device, "act": self.device}
-        self.random_streams = RandomStreams(own_seed, devices)
-        self._share_generators()
+        devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
+        self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
+        self._hand_out()
 
-    def _share_generators(self) -> None:
+    def _hand_out(self) -> None:
+        """What buffer and policy have from this model; they may have been copied, loaded or exchanged since."""
         assert self.random_streams is not None
-        if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
-            self.replay_buffer.generator = self.random_streams["windows"]
-        if isinstance(getattr(self, "policy", None), ChunkedPolicy):
-            self.policy.generator = self.random_streams["act"]
+        buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
+        if isinstance(buffer, TrajectoryReplayBuffer):
+            buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
+        if isinstance(policy, ChunkedPolicy):
+            policy.generator = self.random_streams["act"]
+            policy.exploration_generator = self.random_streams["explore"]
 
     # ----------------------------------------------------------- offline phase
 
@@ -311,7 +329,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> SelfOfflineToOnline:
         """
-        Train on a dataset, without stepping an environment. Callbacks are called once per gradient step, and
+        Train on a dataset alone, without stepping an environment. Callbacks are called once per gradient step, and
         ``num_timesteps`` counts gradient steps while the phase lasts, so that ``CheckpointCallback``, ``EvalCallback``
         and the logger work as they do online. Calling it again continues.
 
@@ -327,8 +345,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         :return: the model
         :raises ValueError: if the dataset does not fit the model; the model is unchanged then
         """
-        if gradient_steps < 0:
-            raise ValueError(f"`gradient_steps` must not be negative, but {gradient_steps} was given.")
+        check_minimum(0, gradient_steps=gradient_steps)
         self.set_offline_dataset(dataset)
         without_env = self.env is None
         if without_env:
@@ -347,9 +364,11 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         try:
             callback = self._offline_callbacks(callback, eval_env, eval_freq, n_eval_episodes, progress_bar)
             callback.on_training_start(locals(), globals())
+            self.replay_buffer.offline_only = True  # type: ignore[union-attr]
             self._run_offline(total_timesteps, callback, log_interval)
             callback.on_training_end()
         finally:
+            self.replay_buffer.offline_only = False  # type: ignore[union-attr]
             self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None
             if without_env:
                 self.env = None
@@ -428,6 +447,17 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
                 return self
         elif self.offline_dataset is not None:
             self.set_offline_dataset(self.offline_dataset)
+        elif (
+            isinstance(self.replay_buffer, TrajectoryReplayBuffer)
+            and self.offline_updates
+            and not self.replay_buffer.n_offline
+        ):
+            warnings.warn(
+                "This model was trained on a dataset, which is not saved with it: `learn` goes on with online steps alone. "
+                "Call `set_offline_dataset(dataset)` first, or load with `offline_dataset=...`, to keep sampling from it."
+            )
+        if self.env is None:
+            raise AssertionError("You must set the environment (`model.set_env(env)`) before calling learn()")
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
@@ -481,6 +511,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         :param batch_size: windows per step
         """
         assert self.random_streams is not None
+        self._hand_out()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.optimizers)
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
@@ -548,14 +579,17 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
             super().load_replay_buffer(path, truncate_last_traj)
             loaded = self.replay_buffer
             assert loaded is not None
-            if loaded.n_envs != self.n_envs:
-                raise ValueError(f"The replay buffer has `n_envs={loaded.n_envs}`, but the model has `n_envs={self.n_envs}`.")
+            names = ["n_envs", "observation_space", "action_space"]
             if isinstance(loaded, TrajectoryReplayBuffer):
-                if loaded.horizon_length != self.horizon_length:
-                    raise ValueError(
-                        f"The replay buffer has `horizon_length={loaded.horizon_length}`, but the model has "
-                        f"`horizon_length={self.horizon_length}`."
-                    )
+                names.append("horizon_length")
+            elif self.horizon_length > 1:
+                raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
+            for name in names:
+                theirs, ours = getattr(loaded, name), getattr(self, name)
+                if theirs != ours:
+                    raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
+            if isinstance(loaded, TrajectoryReplayBuffer):
+                loaded.sampling, loaded.offline_fraction = self.sampling, self.offline_fraction
                 if truncate_last_traj:
                     loaded.cut_trajectories()
                 if isinstance(previous, TrajectoryReplayBuffer) and previous.offline_dataset is not None:
@@ -563,7 +597,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         except BaseException:
             self.replay_buffer = previous
             raise
-        self._share_generators()
+        self._hand_out()
 
     def set_parameters(
         self,
@@ -587,8 +621,6 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Whether a VecNormalize has counted any observation; its counts start at a small epsilon."""
-    statistics = getattr(normalizer, "obs_rms", None)
-    if statistics is None:
-        return False
+    """Whether a VecNormalize has counted anything; its counts start at a small epsilon."""
+    statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
     return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))

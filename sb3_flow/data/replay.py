@@ -27,6 +27,7 @@ class _Rows(NamedTuple):
     actions: th.Tensor
     rewards: th.Tensor
     terminated: th.Tensor
+    next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
 
 
 class _Windows(NamedTuple):
@@ -79,7 +80,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     :param horizon_length: window length h, in steps
     :param gamma: discount factor per step
     :param offline_fraction: share of each batch drawn from the offline dataset once both sources have data, in [0, 1];
-        ``None`` draws uniformly from both together, as the reference implementation does
+        ``None`` draws from both together as ``sampling`` says, like the reference implementation. By trajectory, many
+        short online episodes then soon outnumber long offline ones; by transition the rows count
     :param sampling: ``"trajectory"``: a trajectory uniformly, then a start in it uniformly (reference);
         ``"transition"``: uniformly over all starts. The same where all trajectories have the same length.
     :param window_rule: ``"rql"`` or ``"q_chunking"``, see above
@@ -131,6 +133,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self.storage = storage
         # Generator on the storage device; None draws from torch's global one
         self.generator: th.Generator | None = None
+        self.offline_only = False  # sample from the dataset alone, also if there are online steps
 
         self.observations = self._allocate(observation_space)
         if not optimize_memory_usage:
@@ -151,20 +154,28 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         # zeros are not committed by the operating system before they are written
         return np.zeros((self.buffer_size, self.n_envs, *get_obs_shape(space)), dtype=space.dtype)  # type: ignore[misc]
 
+    def _shaped(self, observations: Any, space: spaces.Space | None = None) -> Any:
+        """SB3 stores Discrete observations with a dimension of one; so must the dataset's be."""
+        space = self.observation_space if space is None else space
+        if isinstance(space, spaces.Dict):
+            return {key: self._shaped(observations[key], subspace) for key, subspace in space.spaces.items()}
+        return observations.reshape(-1, *get_obs_shape(space))  # type: ignore[misc]
+
     # ---------------------------------------------------------------- storage
 
     @property
     def storage_device(self) -> th.device:
         return self.device if self.storage == "device" else th.device("cpu")
 
+    def _arrays(self) -> list[Any]:
+        """The ring's arrays in the order of ``_Rows``."""
+        arrays = [self.observations, self.actions, self.rewards, self.terminated]
+        return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
+
     def _build_tensors(self) -> None:
         copy = self.storage == "device"
-        self._online = _Rows(
-            *(
-                _as_tensor(_flat(array), self.storage_device, copy)
-                for array in (self.observations, self.actions, self.rewards, self.terminated)
-            )
-        )
+        arrays = self._arrays()
+        self._online = _Rows(*(_as_tensor(_flat(array), self.storage_device, copy) for array in arrays))
         self._offline: _Rows | None = None
         self._offline_table: TrajectoryTable | None = None
         self._final_observations: th.Tensor | TensorDict | None = None
@@ -215,7 +226,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         limit = np.float32(1.0 - ACTION_MARGIN)
         actions = np.clip(2.0 * (dataset.actions - low) / (high - low) - 1.0, -limit, limit)
         arrays = (
-            dataset.observations,
+            self._shaped(dataset.observations),
             actions.reshape(len(dataset), self.action_dim).astype(np.float32, copy=False),
             dataset.rewards,
             dataset.terminated.astype(np.float32),
@@ -237,7 +248,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             )
         device, copy = self.storage_device, self.storage == "device"
         self._offline = _Rows(*(_as_tensor(array, device, copy) for array in arrays))
-        self._final_observations = _as_tensor(dataset.final_observations, device, copy)
+        self._final_observations = _as_tensor(self._shaped(dataset.final_observations), device, copy)
         self._offline_table = table
         self.offline_dataset = dataset
 
@@ -271,7 +282,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        for tensor, array in zip(self._online, (self.observations, self.actions, self.rewards, self.terminated), strict=True):
+        for tensor, array in zip(self._online, self._arrays(), strict=False):
             parts = tensor.items() if isinstance(tensor, dict) else [(None, tensor)]
             for key, part in parts:
                 part[rows] = th.as_tensor((array if key is None else array[key])[pos])  # type: ignore[call-overload, index]
@@ -289,6 +300,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _tables(self) -> list[TrajectoryTable]:
         """What can be sampled now: offline before online, empty tables left out."""
+        if self.offline_only and self._offline_table is not None:
+            return [self._offline_table]
         online = self.trajectories.table(self.terminated, self.horizon_length, self.window_rule)
         return [table for table in (self._offline_table, online) if table is not None and len(table) > 0]
 
@@ -400,11 +413,11 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         column, trajectory, last, start = windows
         at_end = start + self.horizon_length > last
         online_rows = (last % self.buffer_size) * self.n_envs + column.clamp(min=0)
-        online_last = _as_tensor(_flat(self.next_observations), th.device("cpu"), False)
+        online_last: Any = self._online.next_observations
 
         def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
             shape = (-1,) + (1,) * (value.dim() - 1)
-            final = online[online_rows.to(online.device)].to(value.device)
+            final = online[online_rows]
             if offline is not None:
                 final = th.where((column < 0).reshape(shape), offline[trajectory.clamp(min=0)], final)
             return th.where(at_end.reshape(shape), final, value)

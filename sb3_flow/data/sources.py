@@ -344,6 +344,8 @@ def read_replay_buffer(buffer: ReplayBuffer, allocate: Allocate) -> Parts:
     """
     if not isinstance(buffer, ReplayBuffer):
         raise TypeError(f"a ReplayBuffer of Stable-Baselines3 is needed, got {type(buffer).__name__}")
+    if buffer.optimize_memory_usage and hasattr(buffer, "cut_trajectories"):
+        raise ValueError("a TrajectoryReplayBuffer with optimize_memory_usage=True keeps no next observations to read")
     check_action_space(buffer.action_space)
     low, high = buffer.action_space.low, buffer.action_space.high  # type: ignore[attr-defined]
     size, n_envs = buffer.buffer_size, buffer.n_envs

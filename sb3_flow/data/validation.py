@@ -48,7 +48,8 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
             if sub.shape and sorted(sub.shape) == sorted(array.shape[1:]) and len(sub.shape) == 3:
                 hint = "; SB3 puts the channels of images first (VecTransposeImage): move that axis with numpy.moveaxis"
             raise ValueError(f"{name} have shape {array.shape[1:]} per row, {whose} wants {sub.shape}{hint}")
-        if (array.dtype == np.uint8) != (sub.dtype == np.uint8):
+        image = isinstance(sub, spaces.Box) and sub.dtype == np.uint8
+        if isinstance(sub, spaces.Box) and (array.dtype == np.uint8) != image:
             raise ValueError(f"{name} have dtype {array.dtype}, {whose} wants {sub.dtype} (uint8 means an image)")
 
 

@@ -301,17 +301,17 @@ class RQLPolicy(ChunkedPolicy):
         elif deterministic:
             noise = self.noise_bank[:n_candidates].expand(batch_size, -1, -1)
         else:
-            noise = self._noise(batch_size, n_candidates)
+            noise = self._noise(batch_size, n_candidates, self.generator)
         candidates = self.actor_ema.act(observation, noise)
         return candidates[:, 0] if n_candidates == 1 else self._best(observation, candidates)
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """:return: chunks of the actor itself from fresh noise, as the online phase collects them"""
-        return self.actor.act(observation, self._noise(_batch_size(observation), 1))[:, 0]
+        return self.actor.act(observation, self._noise(_batch_size(observation), 1, self.exploration_generator))[:, 0]
 
-    def _noise(self, batch_size: int, n_candidates: int) -> th.Tensor:
+    def _noise(self, batch_size: int, n_candidates: int, generator: th.Generator | None) -> th.Tensor:
         shape = (batch_size, n_candidates, self.actor.chunk_dim)
-        return th.randn(shape, generator=self.generator, device=self.device)
+        return th.randn(shape, generator=generator, device=self.device)
 
     def _best(self, observation: PyTorchObs, candidates: th.Tensor) -> th.Tensor:
         """Rank candidates of shape ``(B, n, A)`` by the ensemble mean of V(s, a, 1)."""

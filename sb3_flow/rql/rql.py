@@ -8,8 +8,9 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_flow.common.checks import check_fraction, check_minimum
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
-from sb3_flow.common.targets import Follower
+from sb3_flow.common.targets import follow
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
@@ -54,7 +55,8 @@ class RQL(OfflineToOnlineAlgorithm):
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
         function is not trained): the baseline to compare with
     :param evaluation_mode: ``"sample"``, ``"zero"`` or ``"best_of_n"``: the noise that actions start from in
-        ``predict``, see :class:`RQLPolicy`; saved with the model
+        ``predict``, see :class:`RQLPolicy`; saved with the model. Default: ``"best_of_n"``, for behaviour cloning, which
+        trains no value function to choose by, ``"sample"``
     :param n_candidates: n of ``"best_of_n"``
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
@@ -97,7 +99,7 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: str = "rql",
-        evaluation_mode: str = "best_of_n",
+        evaluation_mode: str | None = None,
         n_candidates: int = 32,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
@@ -234,8 +236,8 @@ class RQL(OfflineToOnlineAlgorithm):
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         # The averages follow the weights before this step, as in the reference implementation
-        self._actor_follower.step(1.0 - self.ema_decay)
-        self._critic_follower.step(self.tau)
+        follow(self.actor, self.actor_ema, 1.0 - self.ema_decay)
+        follow(self.critic, self.critic_target, self.tau)
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -251,20 +253,20 @@ class RQL(OfflineToOnlineAlgorithm):
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
-        for name, given, minimum in (("flow_steps", self.flow_steps, 1), ("n_candidates", self.n_candidates, 1)):
-            if given < minimum:
-                raise ValueError(f"`{name}` must be at least {minimum}, but {given} was given.")
+        check_minimum(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
+        check_minimum(0.0, alpha=self.alpha, rho=self.rho)
+        check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
         if self.objective not in ("rql", "bc"):
             raise ValueError(f"`objective` must be 'rql' or 'bc', but {self.objective!r} was given.")
+        if self.evaluation_mode is None:
+            self.evaluation_mode = "best_of_n" if self.objective == "rql" else "sample"
 
     def _setup_model(self) -> None:
         super()._setup_model()
         self.actor, self.actor_ema = self.policy.actor, self.policy.actor_ema
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
-        self._actor_follower = Follower(self.actor, self.actor_ema)
-        self._critic_follower = Follower(self.critic, self.critic_target)
 
     def set_evaluation_mode(self, mode: str) -> None:
         """:param mode: noise that actions start from in ``predict``, see :class:`RQLPolicy`"""
@@ -272,8 +274,7 @@ class RQL(OfflineToOnlineAlgorithm):
         self.evaluation_mode = mode
 
     def _excluded_save_params(self) -> list[str]:
-        aliases = ["actor", "actor_ema", "critic", "critic_target", "_actor_follower", "_critic_follower"]
-        return [*super()._excluded_save_params(), *aliases]
+        return [*super()._excluded_save_params(), "actor", "actor_ema", "critic", "critic_target"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []

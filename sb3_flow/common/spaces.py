@@ -1,4 +1,4 @@
-"""Image observations of datasets in the channel-first layout that SB3's models see (cf. ``VecTransposeImage``)."""
+"""Observation spaces of datasets beside those that SB3's models see: channel-first images, inferred bounds."""
 
 from typing import Any
 
@@ -19,6 +19,16 @@ def channels_first_space(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: channels_first_space(subspace) for key, subspace in space.spaces.items()})
     return VecTransposeImage.transpose_space(space) if _is_channels_last(space) else space  # type: ignore[arg-type]
+
+
+def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
+    """:return: whether a space without bounds, as inferred from data, describes the same observations as another"""
+    if isinstance(inferred, spaces.Dict) and isinstance(other, spaces.Dict):
+        return set(inferred) == set(other) and all(same_but_for_bounds(inferred[key], other[key]) for key in inferred)
+    if not (isinstance(inferred, spaces.Box) and isinstance(other, spaces.Box)):
+        return inferred == other
+    unbounded = not (inferred.bounded_below.any() or inferred.bounded_above.any())
+    return inferred == other or (unbounded and inferred.shape == other.shape and other.dtype.kind == "f")
 
 
 def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> OfflineDataset:

@@ -1,0 +1,22 @@
+"""Checks of arguments; each error names the argument, what was given and what was expected."""
+
+
+def check_minimum(minimum: float, **arguments: float) -> None:
+    """
+    :param minimum: the least allowed value
+    :param arguments: values by argument name
+    :raises ValueError: if one is smaller, or not a number
+    """
+    for name, given in arguments.items():
+        if not given >= minimum:
+            raise ValueError(f"`{name}` must be at least {minimum}, but {given} was given.")
+
+
+def check_fraction(**arguments: float) -> None:
+    """
+    :param arguments: values by argument name
+    :raises ValueError: if one is not in [0, 1]
+    """
+    for name, given in arguments.items():
+        if not 0.0 <= given <= 1.0:
+            raise ValueError(f"`{name}` must be in [0, 1], but {given} was given.")
