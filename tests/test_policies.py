@@ -6,10 +6,10 @@ import torch as th
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
-from tasks import PointEnv
+from tasks import PointEnv, collect
 
 from sb3_flow import RQL
-from sb3_flow.flow import euler_forward
+from sb3_flow.flow import TanhGELU, euler_forward, networks
 from sb3_flow.rql import MlpPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "seed": 0}
@@ -143,3 +143,23 @@ def test_actions_stay_within_bounds_and_are_unscaled():
     model.policy.actor_ema.velocity_net.layers[-1].bias.data += 100.0
     actions, _ = model.predict(np.zeros((5, 2), dtype=np.float32), deterministic=True)
     assert (actions == 2.0).all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("activation", [TanhGELU, th.nn.ReLU])
+@pytest.mark.parametrize("kind", ["box", "image"])
+def test_every_parameter_learns(monkeypatch, fused, activation, kind):
+    """The flow is integrated without gradients before it is trained: nothing of the one may leak into the other."""
+    if not fused:
+        monkeypatch.setattr(networks, "can_fuse", lambda *tensors: False)
+    policy_kwargs = {"net_arch": [16, 16], "activation_fn": activation}
+    if kind == "image":
+        policy_kwargs["features_extractor_kwargs"] = {"features_dim": 8}
+    policy = "CnnPolicy" if kind == "image" else "MlpPolicy"
+    model = RQL(policy, PointEnv(kind), seed=0, n_critics=2, policy_kwargs=policy_kwargs, batch_size=8, buffer_size=100)
+    model.learn_offline(collect(PointEnv(kind), episodes=3), 1)
+    before = {name: value.clone() for name, value in model.policy.named_parameters()}
+    model.train(3, 8)
+    still = [name for name, value in model.policy.named_parameters() if th.equal(value, before[name])]
+    # a bias behind a LayerNorm-free ReLU may be dead; whole layers may not
+    assert not [name for name in still if name.endswith("weight") or "ensemble.weights" in name]

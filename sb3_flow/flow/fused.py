@@ -6,8 +6,10 @@ their gradients, activations) otherwise exceeds that inside. CPU and float32 onl
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch as th
 
 from sb3_flow.flow.activations import LAYER_NORM_EPS
@@ -16,134 +18,150 @@ from sb3_flow.kernels import activations as kernels
 
 def can_fuse(*tensors: th.Tensor) -> bool:
     """
-    :param tensors: input and parameters
+    :param tensors: input and a parameter
     :return: whether all of them are float32 on the CPU, outside of torch.compile, torch.func and forward-mode derivatives
         (none of which can look into a kernel) and of autocast (which would change the matrix products' type)
     """
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.dtype != th.float32:
+            return False
     return (
-        all(tensor.device.type == "cpu" and tensor.dtype == th.float32 for tensor in tensors)
-        and not th.compiler.is_compiling()
+        not th.compiler.is_compiling()
         and not th.is_autocast_enabled("cpu")
         and th._C._functorch.peek_interpreter_stack() is None
         and th.autograd.forward_ad._current_level < 0
     )
 
 
+class _Layer(NamedTuple):
+    """Tensors of one layer; its weight as ``(K, in, out)``, where an ``nn.Linear`` has ``(out, in)``."""
+
+    weight: th.Tensor
+    bias: th.Tensor
+    scale: th.Tensor | None = None
+    shift: th.Tensor | None = None
+
+
+def _layers(parameters: Sequence[th.Tensor], per_layer: int) -> list[_Layer]:
+    return [_Layer(*parameters[i : i + per_layer]) for i in range(0, len(parameters), per_layer)]
+
+
 def _batched(weight: th.Tensor) -> th.Tensor:
-    """:return: weight as ``(K, in, out)``; it may be an ``nn.Linear``'s, ``(out, in)``"""
     return weight if weight.dim() == 3 else weight.t().unsqueeze(0)
+
+
+def _rows(parameter: th.Tensor, members: int) -> np.ndarray:
+    return parameter.reshape(members, -1).numpy()  # type: ignore[no-any-return]
+
+
+class _Hidden(NamedTuple):
+    """What a hidden layer leaves for the backward pass: its product, the LayerNorm's statistics."""
+
+    z: th.Tensor
+    statistics: th.Tensor | None
+
+
+def _forward(layers: list[_Layer], inputs: th.Tensor, learns: bool) -> tuple[th.Tensor, list[th.Tensor], list[_Hidden]]:
+    """
+    :param learns: keep every layer's input, for the gradients of the weights
+    :return: the output, the layers' inputs and what else the backward pass needs
+    """
+    members = layers[0].weight.shape[0] if layers[0].weight.dim() == 3 else 1
+    out = inputs.expand(members, *inputs.shape)
+    layer_inputs = [out]
+    hidden: list[_Hidden] = []
+    for layer in layers[:-1]:
+        z = th.bmm(out, _batched(layer.weight))
+        if learns or out.shape != z.shape or not hidden:
+            out = th.empty_like(z)
+        bias, statistics = _rows(layer.bias, members), None
+        if layer.scale is None or layer.shift is None:
+            kernels.gelu_forward(z.numpy(), bias, out.numpy())
+        else:
+            statistics = z.new_empty(2, *z.shape[:2])
+            affine = (_rows(layer.scale, members), _rows(layer.shift, members))
+            kernels.gelu_layer_norm_forward(z.numpy(), bias, *affine, LAYER_NORM_EPS, out.numpy(), *statistics.numpy())
+        hidden.append(_Hidden(z, statistics))
+        if learns:
+            layer_inputs.append(out)
+    last = layers[-1]
+    return th.baddbmm(last.bias.view(members, 1, -1), out, _batched(last.weight)), layer_inputs, hidden
 
 
 class _FusedMLP(th.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, n_layers: int, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
-        weights, biases = parameters[:n_layers], parameters[n_layers : 2 * n_layers]
-        norms = parameters[2 * n_layers :]
-        # Without gradients of the parameters the backward pass needs no layer's input
-        learns = any(ctx.needs_input_grad[2:])
-        members, batch = (len(weights[0]) if weights[0].dim() == 3 else 1), len(inputs)
-        hidden = inputs.unsqueeze(0).expand(members, -1, -1)
-        saved, hiddens = [], [hidden]
-        spare = None
-        for i in range(n_layers - 1):
-            z = hidden @ _batched(weights[i])
-            out = spare if spare is not None and spare.shape == z.shape else th.empty_like(z)
-            bias = biases[i].view(members, -1).numpy()
-            if norms:
-                statistics = z.new_empty(2, members, batch)
-                scale, shift = norms[2 * i][:, 0].numpy(), norms[2 * i + 1][:, 0].numpy()
-                kernels.gelu_layer_norm_forward(
-                    z.numpy(), bias, scale, shift, LAYER_NORM_EPS, out.numpy(), *statistics.numpy()
-                )
-                saved.append((z, statistics))
-            else:
-                kernels.gelu_forward(z.numpy(), bias, out.numpy())
-                saved.append((z, None))
-            hidden = out
-            if learns:
-                hiddens.append(hidden)
-            else:
-                spare = hidden
-        ctx.n_layers, ctx.learns, ctx.saved, ctx.hiddens = n_layers, learns, saved, hiddens
+    def forward(ctx: Any, per_layer: int, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
+        ctx.per_layer, ctx.learns = per_layer, any(ctx.needs_input_grad[2:])
         ctx.save_for_backward(*parameters)
-        return th.baddbmm(biases[-1].view(members, 1, -1), hidden, _batched(weights[-1]))
+        output, ctx.inputs, ctx.hidden = _forward(_layers(parameters, per_layer), inputs, ctx.learns)
+        return output
 
     @staticmethod
     @th.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
-        n_layers, learns = ctx.n_layers, ctx.learns
+    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
         parameters = [parameter.detach() for parameter in ctx.saved_tensors]
-        weights, biases, norms = parameters[:n_layers], parameters[n_layers : 2 * n_layers], parameters[2 * n_layers :]
         grads = [th.empty_like(parameter) for parameter in parameters]
-        members = len(grad_out)
-        grad = grad_out.contiguous()
-        if learns:
-            grads[2 * n_layers - 1] = grad.sum(1).view_as(biases[-1])
-        for i in reversed(range(n_layers)):
-            if learns:
-                if weights[i].dim() == 3:
-                    th.bmm(ctx.hiddens[i].mT, grad, out=grads[i])
-                else:
-                    th.mm(grad[0].t(), ctx.hiddens[i][0], out=grads[i])
+        layers, layer_grads = _layers(parameters, ctx.per_layer), _layers(grads, ctx.per_layer)
+        members = len(grad)
+        if ctx.learns:
+            th.sum(grad, 1, out=layer_grads[-1].bias.view(members, -1))
+        for i in reversed(range(len(layers))):
+            weight = layers[i].weight
+            if ctx.learns and weight.dim() == 3:
+                th.bmm(ctx.inputs[i].mT, grad, out=layer_grads[i].weight)
+            elif ctx.learns:
+                th.mm(grad[0].t(), ctx.inputs[i][0], out=layer_grads[i].weight)
             if i == 0:
                 break
-            grad = grad @ _batched(weights[i]).mT
-            z, statistics = ctx.saved[i - 1]
-            bias, grad_bias = (tensor.view(members, -1).numpy() for tensor in (biases[i - 1], grads[n_layers + i - 1]))
-            if norms:
-                j = 2 * (i - 1)
-                scale = norms[j][:, 0].numpy()
-                grad_scale, grad_shift = (grads[2 * n_layers + n][:, 0].numpy() for n in (j, j + 1))
-                kernels.gelu_layer_norm_backward(
-                    z.numpy(), bias, scale, *statistics.numpy(), grad.numpy(), grad_bias, grad_scale, grad_shift
-                )
+            grad = th.bmm(grad, _batched(weight).mT)
+            z, statistics = ctx.hidden[i - 1]
+            _, bias, scale, _ = layers[i - 1]
+            _, *others = layer_grads[i - 1]
+            rows = [_rows(tensor, members) for tensor in (bias, scale, *others) if tensor is not None]
+            if statistics is None:
+                kernels.gelu_backward(z.numpy(), rows[0], grad.numpy(), rows[1])
             else:
-                kernels.gelu_backward(z.numpy(), bias, grad.numpy(), grad_bias)
-        grad_inputs = None
-        if ctx.needs_input_grad[1]:
-            grad_inputs = (grad @ _batched(weights[0]).mT).sum(0)
-        return None, grad_inputs, *(grads if learns else [None] * len(grads))
+                kernels.gelu_layer_norm_backward(z.numpy(), *rows[:2], *statistics.numpy(), grad.numpy(), *rows[2:])
+        grad_inputs = th.bmm(grad, _batched(layers[0].weight).mT).sum(0) if ctx.needs_input_grad[1] else None
+        return None, grad_inputs, *(grads if ctx.learns else [None] * len(grads))
 
 
-def fused_mlp(
-    inputs: th.Tensor, weights: Sequence[th.Tensor], biases: Sequence[th.Tensor], norms: Sequence[th.Tensor] = ()
-) -> th.Tensor:
+def fused_mlp(inputs: th.Tensor, layers: Sequence[Sequence[th.Tensor]]) -> th.Tensor:
     """
-    MLP of K members on a shared input: linear, GELU and, where ``norms`` are given, LayerNorm; the last layer is linear.
+    MLP of K members on a shared input: linear, GELU and, where scale and shift are given, LayerNorm; the last layer is
+    linear.
 
     :param inputs: shape ``(B, in)``
-    :param weights: of all layers, shape ``(K, in, out)``; ``(out, in)`` as ``nn.Linear`` has it where K = 1
-    :param biases: of all layers, shape ``(K, 1, out)`` or ``(out,)``
-    :param norms: scale and shift of the first hidden layer, of the second, ..., shape ``(K, 1, out)``
+    :param layers: of each layer the weight, shape ``(K, in, out)``, or ``(out, in)`` as ``nn.Linear`` has it; the bias,
+        shape ``(K, 1, out)`` or ``(out,)``; and of hidden layers with LayerNorm scale and shift, shape ``(K, 1, out)``
     :return: shape ``(K, B, out)``
     """
-    return _FusedMLP.apply(len(weights), inputs, *weights, *biases, *norms)  # type: ignore[no-any-return]
+    if not th.is_grad_enabled():
+        return _forward([_Layer(*layer) for layer in layers], inputs, learns=False)[0]
+    return _FusedMLP.apply(len(layers[0]), inputs, *chain.from_iterable(layers))  # type: ignore[no-any-return]
 
 
-def fused_velocity(
-    features: th.Tensor, weights: Sequence[th.Tensor], biases: Sequence[th.Tensor]
-) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+def fused_velocity(features: th.Tensor, layers: Sequence[Sequence[th.Tensor]]) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
     """
     The velocity field of one batch of observations, without gradients: the many evaluations of an integration share their
     buffers and the first layer's product with the features.
 
     :param features: shape ``(B, features_dim)``
-    :param weights: of all layers, shape ``(out, in)``
-    :param biases: of all layers, shape ``(out,)``
+    :param layers: weight and bias of each layer, shapes ``(out, in)`` and ``(out,)``
     :return: ``velocity(x, t)``
     """
     batch, features_dim = features.shape
-    transposed = [weight.detach().t() for weight in weights]
-    rows = [bias.detach() for bias in biases]
-    from_features = th.addmm(rows[0], features.detach(), transposed[0][:features_dim])
-    transposed[0] = transposed[0][features_dim:]
-    scratch = {n: features.new_empty(2, batch, n) for n in {weight.shape[1] for weight in transposed[:-1]}}
+    weights, biases = [weight.detach().t() for weight, _ in layers], [bias.detach() for _, bias in layers]
+    # Of the first layer each sample has a bias of its own; to the kernel it is a member with a batch of one
+    biases[0] = th.addmm(biases[0], features.detach(), weights[0][:features_dim])
+    weights[0] = weights[0][features_dim:]
+    scratch = {width: features.new_empty(2, batch, width) for width in {weight.shape[1] for weight in weights[:-1]}}
     steps = []
-    for i, weight in enumerate(transposed[:-1]):
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
         z, out = scratch[weight.shape[1]]
-        # Of the first layer each sample has a bias of its own: a batch of members
-        first = (z.unsqueeze(1).numpy(), from_features.numpy(), out.unsqueeze(1).numpy())
-        steps.append((weight, z, out, first if i == 0 else (z[None].numpy(), rows[i][None].numpy(), out[None].numpy())))
+        axis = 0 if bias.dim() == 1 else 1
+        arrays = z.unsqueeze(axis).numpy(), bias.view(-1, weight.shape[1]).numpy(), out.unsqueeze(axis).numpy()
+        steps.append((weight, z, out, arrays))
 
     def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
         hidden = th.cat([x, t], dim=-1)
@@ -151,6 +169,6 @@ def fused_velocity(
             th.mm(hidden, weight, out=z)
             kernels.gelu_forward(*arrays)
             hidden = out
-        return th.addmm(rows[-1], hidden, transposed[-1])
+        return th.addmm(biases[-1], hidden, weights[-1])
 
     return velocity

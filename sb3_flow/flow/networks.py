@@ -1,7 +1,8 @@
 """Networks of the flow: a velocity field and batched ensembles, initialised as in the reference implementations."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from typing import Any
 
 import torch as th
 from torch import nn
@@ -48,22 +49,25 @@ class VelocityNetwork(nn.Module):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        layers = list(self.layers)
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        first: list[Callable[[th.Tensor, th.Tensor], th.Tensor]] = []
+        layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
+        if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
+            return self._bind_plain(features)
+        integrand: Callable[[th.Tensor, th.Tensor], th.Tensor] | None = None
 
         def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
-            fusible = isinstance(self.activation, TanhGELU) and can_fuse(features, x, t, *weights)
-            if fusible and th.is_grad_enabled():
-                return fused_mlp(th.cat([features, x, t], dim=-1), weights, biases)[0]
-            if not first:
-                first.append(fused_velocity(features, weights, biases) if fusible else self._velocity(features))
-            return first[0](x, t)
+            nonlocal integrand
+            if not can_fuse(x, t):
+                return self._bind_plain(features)(x, t)
+            if th.is_grad_enabled():
+                return fused_mlp(th.cat([features, x, t], dim=-1), layers)[0]
+            integrand = integrand or fused_velocity(features, layers)
+            return integrand(x, t)
 
         return velocity
 
-    def _velocity(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
-        first, *others = self.layers
+    def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+        layers: list[Any] = list(self.layers)
+        first, *others = layers
         from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
         flow_weight = first.weight[:, self.features_dim :].t()
 
@@ -119,14 +123,16 @@ class EnsembleMLP(nn.Module):
         :return: shape ``(K, B, 1)``
         """
 
-        weights, biases, scales, shifts = (list(group) for group in (self.weights, self.biases, self.scales, self.shifts))
+        # Iterating over a ParameterList itself costs more than a small matrix product
+        groups: list[Any] = [
+            list(group._parameters.values()) for group in (self.weights, self.biases, self.scales, self.shifts)
+        ]
         if frozen:
-            weights, biases, scales, shifts = (
-                [parameter.detach() for parameter in group] for group in (weights, biases, scales, shifts)
-            )
-        if isinstance(self.activation, TanhGELU) and can_fuse(inputs, *weights):
-            return fused_mlp(inputs, weights, biases, [norm for pair in zip(scales, shifts, strict=True) for norm in pair])
+            groups = [[parameter.detach() for parameter in group] for group in groups]
+        *hidden_layers, last = zip_longest(*groups)
+        if isinstance(self.activation, TanhGELU) and can_fuse(inputs, last[0]):
+            return fused_mlp(inputs, [*hidden_layers, last[:2]])
         hidden = inputs.expand(self.n_members, *inputs.shape)
-        for weight, bias, scale, shift in zip(weights, biases, scales, shifts, strict=False):
+        for weight, bias, scale, shift in hidden_layers:
             hidden = layer_norm(self.activation(th.baddbmm(bias, hidden, weight)), scale, shift)
-        return th.baddbmm(biases[-1], hidden, weights[-1])
+        return th.baddbmm(last[1], hidden, last[0])
