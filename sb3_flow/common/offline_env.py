@@ -1,4 +1,4 @@
-"""What stands in for an environment where there is none, and small wrappers."""
+"""What stands in for an environment where there is none, and small helpers around environments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 class SpacesOnlyVecEnv(VecEnv):
@@ -56,3 +57,17 @@ class SuccessInfo(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         info["is_success"] = bool(info["success"])
         return observation, reward, terminated, truncated, info
+
+
+class OfflineProgressBar(ProgressBarCallback):
+    """One tick per gradient step, however many environments the model has."""
+
+    def _on_step(self) -> bool:
+        self.pbar.update(1)
+        return True
+
+
+def has_statistics(normalizer: VecNormalize) -> bool:
+    """Whether a VecNormalize has counted anything; its counts start at a small epsilon."""
+    statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
+    return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))

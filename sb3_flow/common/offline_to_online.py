@@ -1,52 +1,40 @@
 """
 Base class of the algorithms that learn from a dataset first and from an environment afterwards.
 
-This is the one module that overrides SB3's protected methods (checked with stable-baselines3 2.9.2):
-``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _update_learning_rate,
-_update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names each of them.
+This module and ``persistence.py`` are the ones that override or call SB3's protected methods (checked with
+stable-baselines3 2.9.2): ``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _wrap_env,
+_update_learning_rate, _update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names
+each of them.
 """
 
-import io
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
-from copy import deepcopy
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import configure_logger
 
-from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_fraction, check_minimum
 from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.common.metrics import MetricSums
-from sb3_flow.common.offline_env import SpacesOnlyVecEnv
+from sb3_flow.common.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics
+from sb3_flow.common.persistence import PersistentAlgorithm
 from sb3_flow.common.spaces import channels_first, channels_first_space, same_but_for_bounds
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 
 SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
 
 
-class _OfflineProgressBar(ProgressBarCallback):
-    """One tick per gradient step, however many environments the model has."""
-
-    def _on_step(self) -> bool:
-        self.pbar.update(1)
-        return True
-
-
-class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
+class OfflineToOnlineAlgorithm(PersistentAlgorithm):
     """
     SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
 
@@ -154,7 +142,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         self._loaded: tuple[str, OfflineDataset] | None = None  # the last location that was loaded
         self._metrics = MetricSums()
         self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
-        self._timesteps_aside: int | None = None  # environment steps, while num_timesteps counts offline gradient steps
+        self._timesteps_aside = None
         self._stopped_offline = False
 
         if offline_steps > 0 and offline_dataset is None:
@@ -257,29 +245,6 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
                 f"{self.n_steps}) at their defaults."
             )
 
-    def set_random_seed(self, seed: int | None = None) -> None:
-        """
-        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space, and this model's own).
-
-        :param seed: without one, the model's own generators are seeded from torch's global generator
-        """
-        super().set_random_seed(seed)
-        own_seed = int(th.randint(2**31, (1,)).item()) if seed is None else seed
-        storage_device = self.device if self.storage == "device" else th.device("cpu")
-        devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
-        self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        """What buffer and policy have from this model; they may have been copied, loaded or exchanged since."""
-        assert self.random_streams is not None
-        buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
-        if isinstance(buffer, TrajectoryReplayBuffer):
-            buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
-        if isinstance(policy, ChunkedPolicy):
-            policy.generator = self.random_streams["act"]
-            policy.exploration_generator = self.random_streams["explore"]
-
     # ----------------------------------------------------------- offline phase
 
     def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
@@ -312,7 +277,7 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         if dataset is not self.replay_buffer.offline_dataset:
             self.replay_buffer.set_offline(dataset)
         normalizer = self._vec_normalize_env
-        if normalizer is not None and normalizer.training and not _has_statistics(normalizer):
+        if normalizer is not None and normalizer.training and not has_statistics(normalizer):
             dataset.fit_vec_normalize(normalizer)
         return dataset
 
@@ -362,7 +327,15 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         self.start_time = time.time_ns()
         self._stopped_offline = False
         try:
-            callback = self._offline_callbacks(callback, eval_env, eval_freq, n_eval_episodes, progress_bar)
+            extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar else []
+            if eval_env is not None:
+                wrapped = self._wrap_env(eval_env, self.verbose)
+                extra.append(EvalCallback(wrapped, n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=self.verbose))
+            with warnings.catch_warnings():
+                if without_env:
+                    warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
+                callback = CallbackList([self._init_callback(callback), *extra])
+                callback.init_callback(self)
             callback.on_training_start(locals(), globals())
             self.replay_buffer.offline_only = True  # type: ignore[union-attr]
             self._run_offline(total_timesteps, callback, log_interval)
@@ -388,30 +361,6 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
             if not callback.on_step():
                 self._stopped_offline = True
                 break
-
-    def _offline_callbacks(
-        self,
-        callback: MaybeCallback,
-        eval_env: GymEnv | None,
-        eval_freq: int,
-        n_eval_episodes: int,
-        progress_bar: bool,
-    ) -> BaseCallback:
-        extra: list[BaseCallback] = []
-        if eval_env is not None:
-            wrapped = self._wrap_env(eval_env, self.verbose)
-            extra.append(EvalCallback(wrapped, n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=self.verbose))
-        if progress_bar:
-            extra.append(_OfflineProgressBar())
-        with warnings.catch_warnings():
-            if isinstance(self.env, SpacesOnlyVecEnv):
-                warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
-            initialised = self._init_callback(callback)
-            if not extra:
-                return initialised
-            callbacks = CallbackList([initialised, *extra])
-            callbacks.init_callback(self)
-            return callbacks
 
     # ------------------------------------------------------------ online phase
 
@@ -530,97 +479,3 @@ class OfflineToOnlineAlgorithm(OffPolicyAlgorithm):
         self._metrics.flush(self.logger)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         super().dump_logs()
-
-    # -------------------------------------------------------------- save, load
-
-    def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]
-        if not isinstance(self.offline_dataset, str):
-            excluded.append("offline_dataset")  # the data is the user's
-        return excluded
-
-    def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
-        """
-        Save all the attributes of the object and the model parameters in a zip-file. The file appears complete or not
-        at all, also if the process is killed meanwhile.
-
-        :param path: path to the file where the model should be saved
-        :param exclude: name of parameters that should be excluded in addition to the default ones
-        :param include: name of parameters that might be excluded but should be included anyway
-        """
-        clock = self.num_timesteps
-        if self._timesteps_aside is not None:
-            self.num_timesteps = self._timesteps_aside
-        try:
-            write_atomically(path, "zip", lambda target: super(OfflineToOnlineAlgorithm, self).save(target, exclude, include))
-        finally:
-            self.num_timesteps = clock
-
-    def save_replay_buffer(self, path: str | Path | io.BufferedIOBase) -> None:
-        """
-        Save the online steps as a pickle file, complete or not at all. The offline dataset is not part of it.
-
-        :param path: Path to the file where the replay buffer should be saved
-        """
-        save: Callable[[Any], None] = super().save_replay_buffer
-        write_atomically(path, "pkl", save)
-
-    def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
-        """
-        Load online steps from a pickle file. An offline dataset that is set stays set.
-
-        :param path: Path to the pickled replay buffer.
-        :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
-            buffer was saved are not continued; False if the same episodes go on
-        :raises ValueError: if the buffer does not fit the model; the old buffer stays then
-        """
-        previous = getattr(self, "replay_buffer", None)
-        try:
-            super().load_replay_buffer(path, truncate_last_traj)
-            loaded = self.replay_buffer
-            assert loaded is not None
-            names = ["n_envs", "observation_space", "action_space"]
-            if isinstance(loaded, TrajectoryReplayBuffer):
-                names.append("horizon_length")
-            elif self.horizon_length > 1:
-                raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
-            for name in names:
-                theirs, ours = getattr(loaded, name), getattr(self, name)
-                if theirs != ours:
-                    raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
-            if isinstance(loaded, TrajectoryReplayBuffer):
-                loaded.sampling, loaded.offline_fraction = self.sampling, self.offline_fraction
-                if truncate_last_traj:
-                    loaded.cut_trajectories()
-                if isinstance(previous, TrajectoryReplayBuffer) and previous.offline_dataset is not None:
-                    loaded.set_offline(previous.offline_dataset)
-        except BaseException:
-            self.replay_buffer = previous
-            raise
-        self._hand_out()
-
-    def set_parameters(
-        self,
-        load_path_or_dict: str | dict[str, Any],
-        exact_match: bool = True,
-        device: th.device | str = "auto",
-    ) -> None:
-        """
-        Load parameters from a given zip-file or a nested dictionary; if that fails the model is as it was.
-
-        :param load_path_or_dict: see ``BaseAlgorithm.set_parameters``
-        :param exact_match: whether all parameters must be given
-        :param device: Device on which the code should run.
-        """
-        before = deepcopy(self.get_parameters())
-        try:
-            super().set_parameters(load_path_or_dict, exact_match, device)  # type: ignore[arg-type]
-        except BaseException:
-            super().set_parameters(before, exact_match=True, device=device)  # type: ignore[arg-type]
-            raise
-
-
-def _has_statistics(normalizer: Any) -> bool:
-    """Whether a VecNormalize has counted anything; its counts start at a small epsilon."""
-    statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
-    return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))
