@@ -43,8 +43,10 @@ def test_depths_half_continuous_half_on_the_grid(batch_size):
     depths = sample_depths(batch_size, 10, th.Generator().manual_seed(0), th.device("cpu"))
     assert depths.shape == (batch_size, 1)
     assert ((depths >= 0) & (depths <= 1)).all()
-    on_grid = th.isclose(depths * 10, (depths * 10).round(), atol=1e-6).sum().item()
-    assert on_grid == batch_size // 2
+    on_grid = th.isclose(depths * 10, (depths * 10).round(), atol=1e-6)
+    assert on_grid.sum().item() == batch_size // 2
+    # in every part of the batch: its first rows may be offline, its last ones online
+    assert abs(on_grid[: batch_size // 2].sum().item() - batch_size // 4) <= 1
 
 
 def test_depths_reach_both_ends_of_the_grid():
