@@ -504,11 +504,6 @@ def test_discrete_observations_offline_and_online(space):
     assert model._n_updates > 20
 
 
-def test_behaviour_cloning_does_not_choose_by_an_untrained_value():
-    assert RQL("MlpPolicy", PointEnv(), **SMALL, objective="bc").policy.evaluation_mode == "sample"
-    assert RQL("MlpPolicy", PointEnv(), **SMALL).policy.evaluation_mode == "best_of_n"
-
-
 def test_normalised_rewards_keep_their_statistics(dataset):
     env = VecNormalize(DummyVecEnv([PointEnv]), norm_obs=False)
     model = RQL("MlpPolicy", env, **SMALL).learn_offline(dataset, 1)

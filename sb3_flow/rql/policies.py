@@ -201,7 +201,7 @@ class RQLPolicy(ChunkedPolicy):
         horizon_length: int = 1,
         flow_steps: int = 10,
         n_critics: int = 10,
-        evaluation_mode: str = "best_of_n",
+        evaluation_mode: str = "zero",
         n_candidates: int = 32,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = TanhGELU,

@@ -55,8 +55,7 @@ class RQL(OfflineToOnlineAlgorithm):
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
         function is not trained): the baseline to compare with
     :param evaluation_mode: ``"sample"``, ``"zero"`` or ``"best_of_n"``: the noise that actions start from in
-        ``predict``, see :class:`RQLPolicy`; saved with the model. Default: ``"best_of_n"``, for behaviour cloning, which
-        trains no value function to choose by, ``"sample"``
+        ``predict``, see :class:`RQLPolicy`; saved with the model
     :param n_candidates: n of ``"best_of_n"``
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
@@ -99,7 +98,7 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: str = "rql",
-        evaluation_mode: str | None = None,
+        evaluation_mode: str = "zero",
         n_candidates: int = 32,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
@@ -260,8 +259,6 @@ class RQL(OfflineToOnlineAlgorithm):
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
         if self.objective not in ("rql", "bc"):
             raise ValueError(f"`objective` must be 'rql' or 'bc', but {self.objective!r} was given.")
-        if self.evaluation_mode is None:
-            self.evaluation_mode = "best_of_n" if self.objective == "rql" else "sample"
 
     def _setup_model(self) -> None:
         super()._setup_model()
