@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from sb3_flow import RQL, OfflineDataset
 from sb3_flow.common import SuccessInfo
@@ -64,6 +64,7 @@ def evaluate(model: RQL, env: VecEnv, deterministic: bool = True) -> Episodes:
         if local["done"]:
             successes.append(local["info"]["is_success"])
 
+    sync_envs_normalization(model.get_env(), env)
     np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
     returns, _ = evaluate_policy(
         model, env, n_eval_episodes=EPISODES, deterministic=deterministic, callback=note_success, return_episode_rewards=True
@@ -170,7 +171,6 @@ def main() -> None:
         progress_bar=True,
     )
     eval_env = make_env(10, training=False)
-    eval_env.obs_rms = bc.get_vec_normalize_env().obs_rms
     table = [row("policy that made the data, from the task's start", behaviour)]
     table.append(row("behaviour cloning", evaluate(bc, eval_env, deterministic=False)))
 
@@ -181,13 +181,12 @@ def main() -> None:
     )
     for mode, deterministic, name in (
         ("sample", False, "RQL offline, fresh noise (the paper's protocol)"),
-        ("sample", True, "RQL offline, one fixed noise"),
-        ("best_of_n", True, "RQL offline, best of 32 fixed noises"),
         ("zero", True, "RQL offline, zero noise (default)"),
     ):
         model.set_evaluation_mode(mode)
         table.append(row(name, evaluate(model, eval_env, deterministic)))
     model.save(out / "rql_offline")
+    model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
     say(f"RQL online, {arguments.online_steps} environment steps")
     model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
@@ -195,6 +194,7 @@ def main() -> None:
     model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
     table.append(row("RQL after online, zero noise (default)", evaluate(model, eval_env)))
     model.save(out / "rql_online")
+    model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
     curves = {
         "behaviour cloning": read_curve(out / "bc"),

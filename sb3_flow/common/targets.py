@@ -4,19 +4,24 @@ import torch as th
 from torch import nn
 
 
-@th.no_grad()
-def follow(source: nn.Module, target: nn.Module, rate: float) -> None:
+class MovingAverage:
     """
-    Exponential moving average of a network, in place: ``target <- (1 - rate) * target + rate * source``. Running
-    statistics (BatchNorm) are copied, as SB3 does.
+    Exponential moving average of a network, in place. Running statistics (BatchNorm) are copied, as SB3 does.
 
     :param source: network to follow
-    :param target: network of the same structure
-    :param rate: weight of the source
+    :param target: network of the same structure, which is the average
     """
-    for new, average in zip(source.parameters(), target.parameters(), strict=True):
-        average.lerp_(new, rate)
-    buffers = dict(source.named_buffers())
-    for name, statistic in target.named_buffers():
-        if "running_" in name:
-            statistic.copy_(buffers[name])
+
+    def __init__(self, source: nn.Module, target: nn.Module) -> None:
+        # Gathered once: walking through the modules takes longer than the averaging
+        self._new: list[th.Tensor] = list(source.parameters())
+        self._averages: list[th.Tensor] = list(target.parameters())
+        statistics = dict(source.named_buffers())
+        self._statistics = [(buffer, statistics[name]) for name, buffer in target.named_buffers() if "running_" in name]
+
+    @th.no_grad()
+    def step(self, rate: float) -> None:
+        """``target <- (1 - rate) * target + rate * source``"""
+        th._foreach_lerp_(self._averages, self._new, rate)  # as torch.optim.swa_utils does
+        for target, source in self._statistics:
+            target.copy_(source)

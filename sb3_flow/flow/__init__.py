@@ -1,6 +1,6 @@
 """The generative model: velocity networks, ensembles, integration of the flow in both directions (torch only)."""
 
-from sb3_flow.flow.activations import TanhGELU, gelu, gelu_layer_norm
+from sb3_flow.flow.activations import TanhGELU, gelu
 from sb3_flow.flow.networks import EnsembleMLP, VelocityNetwork
 from sb3_flow.flow.ode import Velocity, euler_forward, euler_reverse
 from sb3_flow.flow.sampling import sample_depths
@@ -13,6 +13,5 @@ __all__ = [
     "euler_forward",
     "euler_reverse",
     "gelu",
-    "gelu_layer_norm",
     "sample_depths",
 ]

@@ -5,15 +5,51 @@ For networks of the size RL uses, the time outside matrix products (autograd's b
 their gradients, activations) otherwise exceeds that inside. CPU and float32 only, see :func:`can_fuse`.
 """
 
+import ctypes
+import os
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch as th
 
-from sb3_flow.flow.activations import LAYER_NORM_EPS
 from sb3_flow.kernels import activations as kernels
+
+SERIAL_BELOW = 8192
+"""Elements; waking a second thread for fewer takes longer than they do."""
+
+
+def _openmp() -> Any:
+    """
+    :return: ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own
+        threads: between two matrix products those wait actively, and any others would compete with them
+    """
+    try:
+        parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes, parallel.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return parallel
+
+
+_parallel = _openmp()
+
+
+def _launcher(kernel: kernels.Kernel, z: th.Tensor, *tensors: th.Tensor) -> Callable[[], None]:
+    """:return: runs a kernel on these contiguous tensors, of which z has shape ``(K, B, D)``; they must be kept alive"""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    arguments = (ctypes.c_int64 * (5 + len(addresses)))(0, *z.shape, z.data_ptr(), *addresses)
+    threads = th.get_num_threads() if _parallel is not None and z.numel() >= SERIAL_BELOW else 1
+    compiled = kernel.compiled
+
+    def launch() -> None:
+        arguments[0] = 0
+        if threads == 1:
+            compiled.ctypes(arguments)
+        else:
+            _parallel(compiled.address, arguments, threads, 0)
+
+    return launch
 
 
 def can_fuse(*tensors: th.Tensor) -> bool:
@@ -50,10 +86,6 @@ def _batched(weight: th.Tensor) -> th.Tensor:
     return weight if weight.dim() == 3 else weight.t().unsqueeze(0)
 
 
-def _rows(parameter: th.Tensor, members: int) -> np.ndarray:
-    return parameter.reshape(members, -1).numpy()  # type: ignore[no-any-return]
-
-
 class _Hidden(NamedTuple):
     """What a hidden layer leaves for the backward pass: its product, the LayerNorm's statistics."""
 
@@ -74,13 +106,12 @@ def _forward(layers: list[_Layer], inputs: th.Tensor, learns: bool) -> tuple[th.
         z = th.bmm(out, _batched(layer.weight))
         if learns or out.shape != z.shape or not hidden:
             out = th.empty_like(z)
-        bias, statistics = _rows(layer.bias, members), None
         if layer.scale is None or layer.shift is None:
-            kernels.gelu_forward(z.numpy(), bias, out.numpy())
+            statistics = None
+            _launcher(kernels.gelu_forward, z, layer.bias, out)()
         else:
             statistics = z.new_empty(2, *z.shape[:2])
-            affine = (_rows(layer.scale, members), _rows(layer.shift, members))
-            kernels.gelu_layer_norm_forward(z.numpy(), bias, *affine, LAYER_NORM_EPS, out.numpy(), *statistics.numpy())
+            _launcher(kernels.gelu_layer_norm_forward, z, layer.bias, layer.scale, layer.shift, out, statistics)()
         hidden.append(_Hidden(z, statistics))
         if learns:
             layer_inputs.append(out)
@@ -99,31 +130,33 @@ class _FusedMLP(th.autograd.Function):
     @staticmethod
     @th.autograd.function.once_differentiable
     def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
-        parameters = [parameter.detach() for parameter in ctx.saved_tensors]
-        grads = [th.empty_like(parameter) for parameter in parameters]
-        layers, layer_grads = _layers(parameters, ctx.per_layer), _layers(grads, ctx.per_layer)
-        members = len(grad)
+        parameters = ctx.saved_tensors
+        grads: list[th.Tensor | None] = [None] * len(parameters)
+        layers, members = _layers(parameters, ctx.per_layer), len(grad)
         if ctx.learns:
-            th.sum(grad, 1, out=layer_grads[-1].bias.view(members, -1))
+            grads[-1] = grad.sum(1).view_as(parameters[-1])
         for i in reversed(range(len(layers))):
             weight = layers[i].weight
             if ctx.learns and weight.dim() == 3:
-                th.bmm(ctx.inputs[i].mT, grad, out=layer_grads[i].weight)
+                grads[i * ctx.per_layer] = th.bmm(ctx.inputs[i].mT, grad)
             elif ctx.learns:
-                th.mm(grad[0].t(), ctx.inputs[i][0], out=layer_grads[i].weight)
+                grads[i * ctx.per_layer] = th.mm(grad[0].t(), ctx.inputs[i][0])
             if i == 0:
                 break
             grad = th.bmm(grad, _batched(weight).mT)
             z, statistics = ctx.hidden[i - 1]
             _, bias, scale, _ = layers[i - 1]
-            _, *others = layer_grads[i - 1]
-            rows = [_rows(tensor, members) for tensor in (bias, scale, *others) if tensor is not None]
-            if statistics is None:
-                kernels.gelu_backward(z.numpy(), rows[0], grad.numpy(), rows[1])
+            shares = z.new_empty(1 if scale is None else 3, members, kernels.n_blocks(z.shape[1]), z.shape[2])
+            if scale is None:
+                _launcher(kernels.gelu_backward, z, bias, grad, shares)()
             else:
-                kernels.gelu_layer_norm_backward(z.numpy(), *rows[:2], *statistics.numpy(), grad.numpy(), *rows[2:])
+                _launcher(kernels.gelu_layer_norm_backward, z, bias, scale, statistics, grad, shares)()
+            if ctx.learns:
+                of_layer = shares.sum(2).unbind()
+                for j, share in enumerate(of_layer, start=(i - 1) * ctx.per_layer + 1):
+                    grads[j] = share.view_as(parameters[j])
         grad_inputs = th.bmm(grad, _batched(layers[0].weight).mT).sum(0) if ctx.needs_input_grad[1] else None
-        return None, grad_inputs, *(grads if ctx.learns else [None] * len(grads))
+        return None, grad_inputs, *grads
 
 
 def fused_mlp(inputs: th.Tensor, layers: Sequence[Sequence[th.Tensor]]) -> th.Tensor:
@@ -160,14 +193,13 @@ def fused_velocity(features: th.Tensor, layers: Sequence[Sequence[th.Tensor]]) -
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
         z, out = scratch[weight.shape[1]]
         axis = 0 if bias.dim() == 1 else 1
-        arrays = z.unsqueeze(axis).numpy(), bias.view(-1, weight.shape[1]).numpy(), out.unsqueeze(axis).numpy()
-        steps.append((weight, z, out, arrays))
+        steps.append((weight, z, out, _launcher(kernels.gelu_forward, z.unsqueeze(axis), bias, out)))
 
     def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
         hidden = th.cat([x, t], dim=-1)
-        for weight, z, out, arrays in steps:
+        for weight, z, out, launch in steps:
             th.mm(hidden, weight, out=z)
-            kernels.gelu_forward(*arrays)
+            launch()
             hidden = out
         return th.addmm(biases[-1], hidden, weights[-1])
 

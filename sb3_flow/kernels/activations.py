@@ -4,11 +4,25 @@ forward and backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
 All arrays are float32 and C-contiguous, their first axis is that of K independent members; outputs are given by the
-caller and overlap no input (the loops would not vectorise). Serial, the interpreter lock is released.
+caller and overlap no input (the loops would not vectorise).
+
+A kernel is a C function of one pointer, ``void kernel(int64_t *arguments)``: a counter that starts at 0, K, B, D and the
+arrays' addresses. It takes blocks of rows off the counter until none is left, so any number of threads may call it on the
+same arguments, whoever owns them; results do not depend on how many do.
 """
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.extending import intrinsic
+
+BLOCK = 64
+"""Rows that a thread takes at a time."""
+LAYER_NORM_EPS = np.float32(1e-6)
 
 _float = np.float32
 _HALF, _ONE, _THREE, _FIVE = _float(0.5), _float(1.0), _float(3.0), _float(5.0)
@@ -32,10 +46,6 @@ _Q6, _Q4, _Q2, _Q0 = (
 
 
 # error_model="numpy": Python's check for division by zero would keep the loops from vectorising
-def _compiled(function):  # type: ignore[no-untyped-def]
-    return njit(function, fastmath=True, error_model="numpy", nogil=True, cache=True)
-
-
 @njit(fastmath=True, error_model="numpy", inline="always")
 def _tanh(x):  # type: ignore[no-untyped-def]
     x = min(max(x, -_CLAMP), _CLAMP)
@@ -64,132 +74,177 @@ def _gelu_slope(v, t):  # type: ignore[no-untyped-def]
     return _HALF * (_ONE + t) + _HALF * c * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * c * c)
 
 
-@_compiled
-def gelu_forward(z: np.ndarray, bias: np.ndarray, out: np.ndarray) -> None:
+_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
+
+
+@_intrinsic
+def _take(typingctx, counter):  # type: ignore[no-untyped-def]
+    """Atomically: the counter's value, then one more."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), codegen
+
+
+@_intrinsic
+def _pointer(typingctx, address):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), codegen
+
+
+@njit(inline="always")
+def _rows(arguments, i, rows, size):  # type: ignore[no-untyped-def]
+    return carray(_pointer(arguments[4 + i]), (rows, size))
+
+
+def n_blocks(batch: int) -> int:
+    """:return: blocks of rows per member, of which each has its share of the parameters' gradients"""
+    return -(-batch // BLOCK)
+
+
+class Kernel:
+    """A kernel, compiled when it is first used (from then on it comes from numba's cache)."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def compiled(self) -> Any:
+        """numba's C function: ``.address``, and ``.ctypes`` to call it"""
+        signature = types.void(types.CPointer(types.int64))
+        return cfunc(signature, fastmath=True, error_model="numpy", cache=True)(self._function)
+
+
+@Kernel
+def gelu_forward(arguments):  # type: ignore[no-untyped-def]
     """
-    :param z: shape ``(K, B, D)``
-    :param bias: shape ``(K, D)``
-    :param out: receives 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) of x = z + bias, shape ``(K, B, D)``
+    Addresses: z, shape ``(K, B, D)``; bias, shape ``(K, D)``; out, shape ``(K, B, D)``, which receives
+    0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) of x = z + bias.
     """
-    members, batch, size = z.shape
-    for k in range(members):
-        for b in range(batch):
+    members, batch, size = arguments[1], arguments[2], arguments[3]
+    rows = members * batch
+    z, bias, out = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, rows, size))
+    while True:
+        start = _take(arguments) * BLOCK
+        if start >= rows:
+            break
+        for b in range(start, min(start + BLOCK, rows)):
+            k = b // batch
             for j in range(size):
-                v = z[k, b, j] + bias[k, j]
-                out[k, b, j] = _HALF * v * (_ONE + _gelu_tanh(v))
+                v = z[b, j] + bias[k, j]
+                out[b, j] = _HALF * v * (_ONE + _gelu_tanh(v))
 
 
-@_compiled
-def gelu_backward(z: np.ndarray, bias: np.ndarray, grad: np.ndarray, grad_bias: np.ndarray) -> None:
+@Kernel
+def gelu_backward(arguments):  # type: ignore[no-untyped-def]
     """
-    Gradients of :func:`gelu_forward`.
-
-    :param grad: holds the gradient of the result and receives that of ``z``, shape ``(K, B, D)``
-    :param grad_bias: receives the gradient of ``bias``, shape ``(K, D)``
+    Gradients of :func:`gelu_forward`. Addresses: z and bias; grad, which holds the gradient of the result and receives that
+    of z; shares of the gradient of bias, shape ``(1, K, n_blocks(B), D)``, to be summed over blocks.
     """
-    members, batch, size = z.shape
-    for k in range(members):
-        grad_bias[k] = _float(0.0)
-        for b in range(batch):
+    members, batch, size = arguments[1], arguments[2], arguments[3]
+    rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
+    z, bias, grad = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, rows, size))
+    shares = _rows(arguments, 3, members * blocks, size)
+    slope = np.empty(size, dtype=np.float32)
+    while True:
+        block = _take(arguments)
+        if block >= members * blocks:
+            break
+        k, start = block // blocks, (block % blocks) * BLOCK
+        for j in range(size):
+            shares[block, j] = _float(0.0)
+        for b in range(k * batch + start, k * batch + min(start + BLOCK, batch)):
             for j in range(size):
-                v = z[k, b, j] + bias[k, j]
-                t = _gelu_tanh(v)
-                g = grad[k, b, j] * _gelu_slope(v, t)
-                grad[k, b, j] = g
-                grad_bias[k, j] += g
+                v = z[b, j] + bias[k, j]
+                slope[j] = _gelu_slope(v, _gelu_tanh(v))
+            for j in range(size):
+                grad[b, j] *= slope[j]
+                shares[block, j] += grad[b, j]
 
 
-@_compiled
-def gelu_layer_norm_forward(
-    z: np.ndarray,
-    bias: np.ndarray,
-    scale: np.ndarray,
-    shift: np.ndarray,
-    eps: float,
-    out: np.ndarray,
-    mean: np.ndarray,
-    rstd: np.ndarray,
-) -> None:
+@Kernel
+def gelu_layer_norm_forward(arguments):  # type: ignore[no-untyped-def]
     """
-    LayerNorm(GELU(z + bias)).
-
-    :param z: shape ``(K, B, D)``
-    :param bias: shape ``(K, D)``
-    :param scale: shape ``(K, D)``
-    :param shift: shape ``(K, D)``
-    :param eps: added to the variance
-    :param out: receives the result, shape ``(K, B, D)``
-    :param mean: receives the means of the GELU, shape ``(K, B)``, for the backward pass
-    :param rstd: receives the reciprocal standard deviations, shape ``(K, B)``
+    LayerNorm(GELU(z + bias)), eps 1e-6. Addresses: z, shape ``(K, B, D)``; bias, scale, shift, shape ``(K, D)``; out, shape
+    ``(K, B, D)``; mean and reciprocal standard deviation of the GELU, shape ``(2, K, B)``, for the backward pass.
     """
-    members, batch, size = z.shape
-    inverse = _float(_ONE / _float(size))
-    for k in range(members):
-        for b in range(batch):
+    members, batch, size = arguments[1], arguments[2], arguments[3]
+    rows = members * batch
+    z, bias = _rows(arguments, 0, rows, size), _rows(arguments, 1, members, size)
+    scale, shift = _rows(arguments, 2, members, size), _rows(arguments, 3, members, size)
+    out, statistics = _rows(arguments, 4, rows, size), _rows(arguments, 5, 2, rows)
+    inverse = _ONE / _float(size)
+    while True:
+        start = _take(arguments) * BLOCK
+        if start >= rows:
+            break
+        for b in range(start, min(start + BLOCK, rows)):
+            k = b // batch
             total = _float(0.0)
             for j in range(size):
-                v = z[k, b, j] + bias[k, j]
+                v = z[b, j] + bias[k, j]
                 g = _HALF * v * (_ONE + _gelu_tanh(v))
-                out[k, b, j] = g
+                out[b, j] = g
                 total += g
             m = total * inverse
             squares = _float(0.0)
             for j in range(size):
-                d = out[k, b, j] - m
+                d = out[b, j] - m
                 squares += d * d
-            r = _ONE / np.sqrt(squares * inverse + _float(eps))
-            mean[k, b] = m
-            rstd[k, b] = r
+            r = _ONE / np.sqrt(squares * inverse + LAYER_NORM_EPS)
+            statistics[0, b] = m
+            statistics[1, b] = r
             for j in range(size):
-                out[k, b, j] = (out[k, b, j] - m) * r * scale[k, j] + shift[k, j]
+                out[b, j] = (out[b, j] - m) * r * scale[k, j] + shift[k, j]
 
 
-@_compiled
-def gelu_layer_norm_backward(
-    z: np.ndarray,
-    bias: np.ndarray,
-    scale: np.ndarray,
-    mean: np.ndarray,
-    rstd: np.ndarray,
-    grad: np.ndarray,
-    grad_bias: np.ndarray,
-    grad_scale: np.ndarray,
-    grad_shift: np.ndarray,
-) -> None:
+@Kernel
+def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
     """
-    Gradients of :func:`gelu_layer_norm_forward`.
-
-    :param grad: holds the gradient of the result and receives that of ``z``, shape ``(K, B, D)``
-    :param grad_bias: receives the gradient of ``bias``, shape ``(K, D)``
-    :param grad_scale: receives the gradient of ``scale``, shape ``(K, D)``
-    :param grad_shift: receives the gradient of ``shift``, shape ``(K, D)``
+    Gradients of :func:`gelu_layer_norm_forward`. Addresses: z, bias, scale; the statistics, shape ``(2, K, B)``; grad, which
+    holds the gradient of the result and receives that of z; shares of the gradients of bias, scale and shift, shape
+    ``(3, K, n_blocks(B), D)``, to be summed over blocks.
     """
-    members, batch, size = z.shape
-    inverse = _float(_ONE / _float(size))
+    members, batch, size = arguments[1], arguments[2], arguments[3]
+    rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
+    z, bias, scale = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, members, size))
+    statistics, grad = _rows(arguments, 3, 2, rows), _rows(arguments, 4, rows, size)
+    shares = _rows(arguments, 5, 3 * members * blocks, size)
+    inverse = _ONE / _float(size)
     normed = np.empty(size, dtype=np.float32)
     slope = np.empty(size, dtype=np.float32)
-    for k in range(members):
-        grad_bias[k] = _float(0.0)
-        grad_scale[k] = _float(0.0)
-        grad_shift[k] = _float(0.0)
-        for b in range(batch):
-            m, r = mean[k, b], rstd[k, b]
+    while True:
+        block = _take(arguments)
+        if block >= members * blocks:
+            break
+        k, start = block // blocks, (block % blocks) * BLOCK
+        of_bias, of_scale, of_shift = block, members * blocks + block, 2 * members * blocks + block
+        for j in range(size):
+            shares[of_bias, j] = _float(0.0)
+            shares[of_scale, j] = _float(0.0)
+            shares[of_shift, j] = _float(0.0)
+        for b in range(k * batch + start, k * batch + min(start + BLOCK, batch)):
+            m, r = statistics[0, b], statistics[1, b]
             sum_d, sum_dn = _float(0.0), _float(0.0)
             for j in range(size):
-                v = z[k, b, j] + bias[k, j]
+                v = z[b, j] + bias[k, j]
                 t = _gelu_tanh(v)
                 slope[j] = _gelu_slope(v, t)
                 n = (_HALF * v * (_ONE + t) - m) * r
                 normed[j] = n
-                go = grad[k, b, j]
-                grad_scale[k, j] += go * n
-                grad_shift[k, j] += go
+                go = grad[b, j]
+                shares[of_scale, j] += go * n
+                shares[of_shift, j] += go
                 d = go * scale[k, j]
                 sum_d += d
                 sum_dn += d * n
             sum_d *= inverse
             sum_dn *= inverse
             for j in range(size):
-                g = r * (grad[k, b, j] * scale[k, j] - sum_d - normed[j] * sum_dn) * slope[j]
-                grad[k, b, j] = g
-                grad_bias[k, j] += g
+                g = r * (grad[b, j] * scale[k, j] - sum_d - normed[j] * sum_dn) * slope[j]
+                grad[b, j] = g
+                shares[of_bias, j] += g

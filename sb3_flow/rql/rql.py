@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.checks import check_fraction, check_minimum
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
-from sb3_flow.common.targets import follow
+from sb3_flow.common.targets import MovingAverage
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
@@ -235,8 +235,8 @@ class RQL(OfflineToOnlineAlgorithm):
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         # The averages follow the weights before this step, as in the reference implementation
-        follow(self.actor, self.actor_ema, 1.0 - self.ema_decay)
-        follow(self.critic, self.critic_target, self.tau)
+        self._actor_average.step(1.0 - self.ema_decay)
+        self._critic_average.step(self.tau)
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -264,6 +264,8 @@ class RQL(OfflineToOnlineAlgorithm):
         super()._setup_model()
         self.actor, self.actor_ema = self.policy.actor, self.policy.actor_ema
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        self._actor_average = MovingAverage(self.actor, self.actor_ema)
+        self._critic_average = MovingAverage(self.critic, self.critic_target)
 
     def set_evaluation_mode(self, mode: str) -> None:
         """:param mode: noise that actions start from in ``predict``, see :class:`RQLPolicy`"""
@@ -271,7 +273,8 @@ class RQL(OfflineToOnlineAlgorithm):
         self.evaluation_mode = mode
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "actor", "actor_ema", "critic", "critic_target"]
+        networks = ("actor", "actor_ema", "critic", "critic_target", "_actor_average", "_critic_average")
+        return [*super()._excluded_save_params(), *networks]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "actor.optimizer", "critic.optimizer"], []
