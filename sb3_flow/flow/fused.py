@@ -36,13 +36,13 @@ _parallel = _openmp()
 
 
 def _launcher(kernel: kernels.Kernel, z: th.Tensor, *tensors: th.Tensor) -> Callable[[], None]:
-    """:return: runs a kernel on these contiguous tensors, of which z has shape ``(K, B, D)``; they must be kept alive"""
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    arguments = (ctypes.c_int64 * (5 + len(addresses)))(0, *z.shape, z.data_ptr(), *addresses)
+    """:return: runs a kernel on these contiguous tensors, of which z has shape ``(K, B, D)``"""
+    arrays = (z, *tensors)  # kept alive by what is returned
+    arguments = (ctypes.c_int64 * (4 + len(arrays)))(0, *z.shape, *[array.data_ptr() for array in arrays])
     threads = th.get_num_threads() if _parallel is not None and z.numel() >= SERIAL_BELOW else 1
     compiled = kernel.compiled
 
-    def launch() -> None:
+    def launch(_: tuple[th.Tensor, ...] = arrays) -> None:
         arguments[0] = 0
         if threads == 1:
             compiled.ctypes(arguments)
