@@ -1,4 +1,6 @@
-"""Checks of arguments; each error names the argument, what was given and what was expected."""
+"""Checks of arguments and of numbers; each error names what it is about, what was given and what was expected."""
+
+import numpy as np
 
 
 def check_minimum(minimum: float, **arguments: float) -> None:
@@ -20,3 +22,14 @@ def check_fraction(**arguments: float) -> None:
     for name, given in arguments.items():
         if not 0.0 <= given <= 1.0:
             raise ValueError(f"`{name}` must be in [0, 1], but {given} was given.")
+
+
+def check_finite(where: str, **arrays: np.ndarray) -> None:
+    """
+    :param where: the beginning of the message, e.g. the step
+    :param arrays: numbers by name
+    :raises FloatingPointError: if one of them is not finite
+    """
+    for name, numbers in arrays.items():
+        if not np.isfinite(numbers).all():
+            raise FloatingPointError(f"{where} a non-finite {name.replace('_', ' ')}: {numbers}")

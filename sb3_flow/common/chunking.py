@@ -8,6 +8,8 @@ import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 
+from sb3_flow.common.checks import check_finite
+
 ChunkState = tuple[np.ndarray, ...]
 
 
@@ -21,10 +23,20 @@ class ChunkedPolicy(BasePolicy):
     """
 
     horizon_length: int
+    execution_horizon: int | None = None
+    """Actions of a chunk that are executed before the next decision; ``None`` for all of them."""
     generator: th.Generator | None = None
     """Source of fresh noise in ``predict``, given by the algorithm; ``None`` draws from torch's global generator."""
     exploration_generator: th.Generator | None = None
     """Likewise for ``explore_chunk``, so that evaluations in between do not change what is collected."""
+
+    def set_execution_horizon(self, steps: int | None) -> None:
+        """:param steps: actions of a chunk to execute before the next decision, ``None`` for all of them"""
+        if steps is not None and not 1 <= steps <= self.horizon_length:
+            raise ValueError(
+                f"`execution_horizon` must be from 1 to `horizon_length={self.horizon_length}`, but {steps} was given."
+            )
+        self.execution_horizon = steps
 
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """
@@ -53,12 +65,16 @@ class ChunkedPolicy(BasePolicy):
         """
         :param observation: observations of ``n`` environments
         :param decide: gives chunks in [-1, 1] for a batch of observations
-        :return: whole chunks in the units of the action space, shape ``(n, horizon_length, *action_space.shape)``
+        :return: what is executed of the chunks, in the units of the action space, shape
+            ``(n, execution_horizon, *action_space.shape)``
+        :raises FloatingPointError: if an action is not finite
         """
         with th.no_grad():
             chunk = decide(self.obs_to_tensor(observation)[0])
         assert self.action_space.shape is not None
-        return self.unscale_action(chunk.cpu().numpy().reshape(-1, self.horizon_length, *self.action_space.shape))
+        actions = chunk.cpu().numpy().reshape(-1, self.horizon_length, *self.action_space.shape)
+        check_finite(f"{type(self).__name__} decided", action=actions)
+        return self.unscale_action(actions[:, : self.execution_horizon])
 
     def predict(  # type: ignore[override]
         self,
@@ -79,7 +95,9 @@ class ChunkedPolicy(BasePolicy):
         """
         if self.horizon_length == 1 or isinstance(observation, tuple):
             # a tuple is the (obs, info) mistake, for which SB3 has a message
-            return super().predict(observation, state, episode_start, deterministic)  # type: ignore[return-value]
+            actions, state = super().predict(observation, state, episode_start, deterministic)  # type: ignore[assignment]
+            check_finite(f"{type(self).__name__} decided", action=actions)
+            return actions, state
         self.set_training_mode(False)
         actions, state = next_actions(
             lambda: self.plan(observation, partial(self.predict_chunk, deterministic=deterministic)), state, episode_start

@@ -73,6 +73,8 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
 
     policy: ChunkedPolicy
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
+    window_rule: ClassVar[str] = "rql"
+    """The rule of the replay buffer, see ``TrajectoryReplayBuffer``."""
 
     def __init__(
         self,
@@ -171,6 +173,14 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
         """The optimisers that follow the learning rate schedule."""
         raise NotImplementedError  # pragma: no cover
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether an offline phase is running."""
+        return self._timesteps_aside is not None
+
+    def _start_online(self) -> None:
+        """Called when the online phase begins or goes on, before its first step."""
+
     def _policy_arguments(self) -> dict[str, Any]:
         """Arguments of this algorithm that its policy needs as well; ``policy_kwargs`` has the last word."""
         return {"horizon_length": self.horizon_length}
@@ -215,7 +225,8 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
             self.replay_buffer_class = TrajectoryReplayBuffer
         if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
             derived = {name: getattr(self, name) for name in ("horizon_length", "gamma", "sampling", "storage")}
-            self.replay_buffer_kwargs = {**derived, "offline_fraction": self.offline_fraction, **user_buffer_kwargs}
+            derived = {**derived, "offline_fraction": self.offline_fraction, "window_rule": self.window_rule}
+            self.replay_buffer_kwargs = {**derived, **user_buffer_kwargs}
         self.policy_kwargs = {**self._policy_arguments(), **user_policy_kwargs}
         try:
             super()._setup_model()
@@ -420,6 +431,7 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
     ) -> tuple[int, BaseCallback]:
         starts_anew = reset_num_timesteps or self._last_obs is None
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        self._start_online()
         if starts_anew:
             self._chunk_state = None
             if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
@@ -466,8 +478,9 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
             return  # `learning_starts` is over before the first chunk is
         for _ in range(gradient_steps):
-            self._metrics.add(self.update(self._sample_windows(batch_size), self.random_streams["update"]))
-        self._n_updates += gradient_steps
+            metrics = self.update(self._sample_windows(batch_size), self.random_streams["update"])
+            self._n_updates += 1
+            self._metrics.add(metrics, self._n_updates)
 
     def _sample_windows(self, batch_size: int) -> ChunkSamples:
         assert self.replay_buffer is not None
@@ -478,4 +491,5 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
         """Write log data; only here do the metrics of the gradient updates leave the device."""
         self._metrics.flush(self.logger)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/online_phase", int(not self.is_offline))
         super().dump_logs()

@@ -1,17 +1,33 @@
-"""The generative model: velocity networks, ensembles, integration of the flow in both directions (torch only)."""
+"""The generative model: networks of velocities and flow maps, integration in both directions, guidance (torch only)."""
 
 from sb3_flow.flow.activations import TanhGELU, gelu
+from sb3_flow.flow.beam_search import beam_search, best_of_n
+from sb3_flow.flow.flow_map import AverageVelocity, FlowMapNetwork, flow_map_jvp, flow_map_sample, jump, sample_r_t
+from sb3_flow.flow.guidance import Critic, action_gradient, aggregate_q, effective_radius, q_guided_projection
 from sb3_flow.flow.networks import EnsembleMLP, VelocityNetwork
 from sb3_flow.flow.ode import Velocity, euler_forward, euler_reverse
 from sb3_flow.flow.sampling import sample_depths
 
 __all__ = [
+    "AverageVelocity",
+    "Critic",
     "EnsembleMLP",
+    "FlowMapNetwork",
     "TanhGELU",
     "Velocity",
     "VelocityNetwork",
+    "action_gradient",
+    "aggregate_q",
+    "beam_search",
+    "best_of_n",
+    "effective_radius",
     "euler_forward",
     "euler_reverse",
+    "flow_map_jvp",
+    "flow_map_sample",
     "gelu",
+    "jump",
+    "q_guided_projection",
     "sample_depths",
+    "sample_r_t",
 ]

@@ -1,0 +1,270 @@
+"""What the policies of generative actors share: an actor that turns noise into action chunks, a value ensemble, its target."""
+
+from typing import Any, ClassVar
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, get_actor_critic_arch
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from sb3_flow.common.chunking import ChunkedPolicy
+from sb3_flow.flow import EnsembleMLP, TanhGELU
+
+NOISE_BANK_SEED = 0
+
+
+def batch_size_of(observation: PyTorchObs) -> int:
+    """:return: number of observations"""
+    return len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+
+
+class GenerativeActor(ChunkedPolicy):
+    """
+    An actor that turns Gaussian noise into action chunks. Subclasses build their network and give ``act``.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param net_arch: hidden layer sizes
+    :param features_extractor: Network to extract features (a CNN when using images, a nn.Flatten() layer otherwise)
+    :param features_dim: Number of features
+    :param activation_fn: Activation function
+    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
+    :param horizon_length: actions per decision h
+    """
+
+    optimizer: th.optim.Optimizer
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        activation_fn: type[nn.Module] = TanhGELU,
+        normalize_images: bool = True,
+        horizon_length: int = 1,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor=features_extractor,
+            normalize_images=normalize_images,
+            squash_output=True,
+        )
+        self.net_arch = net_arch
+        self.features_dim = features_dim
+        self.activation_fn = activation_fn
+        self.horizon_length = horizon_length
+        self.chunk_dim = horizon_length * get_action_dim(action_space)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        names = ("net_arch", "features_dim", "activation_fn", "features_extractor", "horizon_length")
+        return {**data, **{name: getattr(self, name) for name in names}}
+
+    def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        """
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :return: actions in [-1, 1], shape ``(B, n, A)``
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        return self.predict_chunk(observation, deterministic)
+
+    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        shape = (batch_size_of(observation), 1, self.chunk_dim)
+        noise = th.zeros(shape, device=self.device) if deterministic else th.randn(shape, device=self.device)
+        return self.act(observation, noise)[:, 0]
+
+
+class EnsembleValue(BaseModel):
+    """
+    Ensemble of K values of observations and (partial) action chunks.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param net_arch: hidden layer sizes of every member
+    :param features_extractor: Network to extract features
+    :param features_dim: Number of features
+    :param activation_fn: Activation function
+    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
+    :param horizon_length: actions per decision h
+    :param n_critics: ensemble size K
+    :param share_features_extractor: whether the features extractor is the actor's, which then trains it alone
+    """
+
+    features_extractor: BaseFeaturesExtractor
+    optimizer: th.optim.Optimizer
+    extra_inputs: ClassVar[int] = 0
+    """Inputs besides features and chunk."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        activation_fn: type[nn.Module] = TanhGELU,
+        normalize_images: bool = True,
+        horizon_length: int = 1,
+        n_critics: int = 2,
+        share_features_extractor: bool = False,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
+        )
+        self.n_critics = n_critics
+        self.share_features_extractor = share_features_extractor
+        input_dim = features_dim + horizon_length * get_action_dim(action_space) + self.extra_inputs
+        self.ensemble = EnsembleMLP(n_critics, input_dim, net_arch, activation_fn)
+
+    def features(self, observation: PyTorchObs) -> th.Tensor:
+        """:return: features, shape ``(B, features_dim)``; without gradients if the extractor is the actor's"""
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            return self.extract_features(observation, self.features_extractor)
+
+
+class GenerativePolicy(ChunkedPolicy):
+    """
+    Actor, value ensemble and its target. Subclasses name the two classes, add what they need in ``_build`` and decide how to
+    act.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param horizon_length: actions per decision h
+    :param execution_horizon: actions of a chunk that are executed before the next decision (default: all)
+    :param n_critics: ensemble size K
+    :param n_candidates: n of best-of-n
+    :param net_arch: hidden layers of both networks, or ``dict(pi=..., qf=...)``; default 4 x 512
+    :param activation_fn: Activation function
+    :param features_extractor_class: Features extractor to use.
+    :param features_extractor_kwargs: Keyword arguments to pass to the features extractor.
+    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
+    :param optimizer_class: The optimizer to use, ``th.optim.Adam`` by default
+    :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
+    :param share_features_extractor: Whether to share or not the features extractor between the actor and the critic
+    """
+
+    actor_class: ClassVar[type[GenerativeActor]]
+    critic_class: ClassVar[type[EnsembleValue]]
+    noise_bank: th.Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        horizon_length: int,
+        n_critics: int,
+        n_candidates: int,
+        execution_horizon: int | None = None,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = TanhGELU,
+        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = False,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor_class,
+            features_extractor_kwargs,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            normalize_images=normalize_images,
+            squash_output=True,
+        )
+        self.horizon_length = horizon_length
+        self.set_execution_horizon(execution_horizon)
+        self.n_critics = n_critics
+        self.n_candidates = n_candidates
+        self.net_arch = [512] * 4 if net_arch is None else net_arch
+        self.activation_fn = activation_fn
+        self.share_features_extractor = share_features_extractor
+
+    def _largest_sample(self) -> int:
+        """Starting points that one decision may need."""
+        return self.n_candidates
+
+    def _actor_arguments(self) -> dict[str, Any]:
+        """Arguments of ``actor_class`` beyond those of every actor."""
+        return {}
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
+        shared_kwargs = {
+            "observation_space": self.observation_space,
+            "action_space": self.action_space,
+            "activation_fn": self.activation_fn,
+            "normalize_images": self.normalize_images,
+            "horizon_length": self.horizon_length,
+        }
+        self._actor_kwargs = {**shared_kwargs, "net_arch": actor_arch, **self._actor_arguments()}
+        # fused: one kernel per step instead of a loop over the parameters
+        defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
+        optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
+        self.actor = self.actor_class(**self._update_features_extractor(self._actor_kwargs))
+        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)  # type: ignore[call-arg]
+        bank = th.randn(self._largest_sample(), self.actor.chunk_dim, generator=th.Generator().manual_seed(NOISE_BANK_SEED))
+        self.register_buffer("noise_bank", bank, persistent=False)
+        if self.n_critics == 0:
+            return
+        critic_kwargs = {
+            **shared_kwargs,
+            "net_arch": critic_arch,
+            "n_critics": self.n_critics,
+            "share_features_extractor": self.share_features_extractor,
+        }
+        shared = self.actor.features_extractor if self.share_features_extractor else None
+        self.critic = self.critic_class(**self._update_features_extractor(critic_kwargs, shared))
+        # Targets never share their features extractor with what they follow
+        self.critic_target = self._frozen(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
+        # As in SAC the critic's loss does not train a shared features extractor
+        critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
+        self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _frozen_actor(self) -> Any:
+        return self._frozen(self.actor, self.actor_class(**self._update_features_extractor(self._actor_kwargs)))
+
+    @staticmethod
+    def _frozen(source: BaseModel, copy: Any) -> Any:
+        copy.load_state_dict(source.state_dict())
+        copy.set_training_mode(False)
+        copy.requires_grad_(False)
+        return copy
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        names = (
+            *("horizon_length", "execution_horizon", "n_critics", "n_candidates", "net_arch", "activation_fn"),
+            *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
+            "share_features_extractor",
+        )
+        return {**data, "lr_schedule": self._dummy_schedule, **{name: getattr(self, name) for name in names}}
+
+    def set_training_mode(self, mode: bool) -> None:
+        self.actor.set_training_mode(mode)
+        if self.n_critics:
+            self.critic.set_training_mode(mode)
+        self.training = mode
+
+    def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        return self._predict(observation, deterministic)
+
+    def _noise(self, observation: PyTorchObs, n_candidates: int, generator: th.Generator | None) -> th.Tensor:
+        """:return: n starting points for every observation, shape ``(B, n, A)``"""
+        shape = (batch_size_of(observation), n_candidates, self.actor.chunk_dim)
+        return th.randn(shape, generator=generator, device=self.device)
+
+    def _fixed_noise(self, observation: PyTorchObs, n_candidates: int) -> th.Tensor:
+        """:return: the same n starting points for every observation, at every call, shape ``(B, n, A)``"""
+        return self.noise_bank[:n_candidates].expand(batch_size_of(observation), -1, -1)

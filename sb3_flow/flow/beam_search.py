@@ -1,0 +1,88 @@
+"""Search for better actions at inference: best-of-n and Q-guided beam search of FMQ (arXiv 2605.12416, Algorithm 2)."""
+
+from typing import Literal
+
+import torch as th
+
+from sb3_flow.flow.flow_map import AverageVelocity, flow_map_sample, jump
+from sb3_flow.flow.guidance import Aggregation, Critic, action_gradient, aggregate_q, q_guided_projection
+
+
+def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:
+    """
+    :param candidates: shape ``(B, n, A)``
+    :param q_values: values of the members, shape ``(K, B, n)``
+    :param aggregation: what ranks the candidates, see :func:`~sb3_flow.flow.guidance.aggregate_q`
+    :return: of each sample the candidate with the largest value, shape ``(B, A)``
+    """
+    best = aggregate_q(q_values, aggregation).argmax(dim=1)
+    return candidates.take_along_dim(best[:, None, None], dim=1).squeeze(1)
+
+
+def beam_search(
+    velocity: AverageVelocity,
+    critic: Critic,
+    noise: th.Tensor,
+    generator: th.Generator | None,
+    *,
+    branches: int = 4,
+    iterations: int = 1,
+    eta: float = 0.3,
+    rho: float = 1.5,
+    completion: Literal["diagonal", "average"] = "diagonal",
+    aggregation: Aggregation = "min",
+) -> th.Tensor:
+    """
+    Q-guided beam search (QGBS). M one-step samples are the first particles; an iteration renoises each of them ``branches``
+    times to t' = rho / (1 + rho) (Eq. 14), completes these again, keeps the M best by Q (parents are dropped) and moves
+    them by eta along the normalised grad_a Q. The best particle is returned. Without iterations the samples are moved
+    once, as in the released implementation; with eta = 0 that is best-of-M.
+
+    Actions are clipped to [-1, 1] after every sample, completion and move. Per observation the actor is evaluated
+    on M (1 + K B) actions, the critic on M (1 + K B + K), of which M K with gradients. All shapes are static.
+
+    :param velocity: average velocity, ``velocity(a, r, t)`` for a of shape ``(E, n, A)``, r and t of shape ``(E, n, 1)``
+    :param critic: ``critic(a)``, for a of shape ``(E, n, A)`` values of the members of shape ``(K, E, n)``
+    :param noise: M (beam width) starting points for each of E observations, shape ``(E, M, A)`` (released: M = 4)
+    :param generator: draws the noise of the branches, on the device of ``noise``
+    :param branches: B, completions of each particle
+    :param iterations: K
+    :param eta: radius of a move, in action space
+    :param rho: ratio of signal to noise of the branches
+    :param completion: ``"diagonal"``, as released: one Euler step with u_{t',t'}; ``"average"``, as published: the jump
+        with u_{t',1}. FMQ's online phase trains jumps to t = 1 and leaves the diagonal as it was offline
+    :param aggregation: the Q that ranks and guides, see :func:`~sb3_flow.flow.guidance.aggregate_q`
+    :return: actions, shape ``(E, A)``
+    """
+    if completion not in ("diagonal", "average"):
+        raise ValueError(f"`completion` must be 'diagonal' or 'average', but {completion!r} was given.")
+    beam_width = noise.shape[1]
+    noise_level = 1.0 / (1.0 + rho)
+
+    def branch(particles: th.Tensor) -> th.Tensor:
+        """:return: renoised and completed, shape ``(E, M * B, A)``"""
+        parents = particles.repeat_interleave(branches, dim=1)
+        fresh = th.randn(parents.shape, generator=generator, device=parents.device, dtype=parents.dtype)
+        a = (1.0 - noise_level) * parents + noise_level * fresh
+        t, end = th.full_like(a[..., :1], 1.0 - noise_level), th.ones_like(a[..., :1])
+        if completion == "average":
+            return jump(velocity, a, t, end).clamp(-1, 1)
+        return th.add(a, velocity(a, t, t), alpha=noise_level).clamp(-1, 1)
+
+    def keep_best(children: th.Tensor) -> th.Tensor:
+        scores = aggregate_q(critic(children), aggregation)
+        best = scores.topk(beam_width, dim=1, sorted=False).indices
+        return children.take_along_dim(best.unsqueeze(-1), dim=1)
+
+    def guide(particles: th.Tensor) -> th.Tensor:
+        if eta == 0.0:
+            return particles
+        _, gradient = action_gradient(critic, particles, aggregation)
+        return q_guided_projection(particles, gradient, eta).clamp(-1, 1)
+
+    particles = flow_map_sample(velocity, noise).clamp(-1, 1)
+    if iterations == 0:
+        particles = guide(particles)
+    for _ in range(iterations):
+        particles = guide(keep_best(branch(particles)))
+    return best_of_n(particles, critic(particles), aggregation)

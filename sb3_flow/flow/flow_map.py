@@ -1,0 +1,198 @@
+"""
+Flow maps: a network u(s, a_r, r, t) of the average velocity from flow time r to t, which jumps there in one evaluation.
+
+Equation numbers are those of FMQ (arXiv 2605.12416).
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_flow.flow.activations import TanhGELU
+from sb3_flow.flow.fused import can_fuse, fused_mlp
+
+AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
+"""``velocity(a_r, r, t) -> u`` with a_r and u of shape ``(..., A)``, r and t ``(..., 1)``; closed over the observation."""
+
+LARGEST_PERIOD = 10_000.0
+
+
+class FlowMapNetwork(nn.Module):
+    """
+    Average velocity u(s, a_r, r, t) from flow time r to t >= r: an MLP on concat[s, a_r, e(r), e(t)].
+
+    e embeds a time as cosines and sines of fixed frequencies from 1 down to 1 / 10000, or leaves it a raw scalar.
+    Glorot-uniform weights and zero biases everywhere, no normalisation layer and no squashing of the output.
+
+    :param features_dim: dimension of the observation features s
+    :param action_dim: dimension A of the (flattened chunk) action a
+    :param net_arch: hidden layer sizes
+    :param activation_fn: activation after every hidden layer
+    :param fourier_dim: dimension of e, even; 0 for raw times
+    """
+
+    frequencies: th.Tensor
+
+    def __init__(
+        self,
+        features_dim: int,
+        action_dim: int,
+        net_arch: Sequence[int],
+        activation_fn: Callable[[], nn.Module] = TanhGELU,
+        fourier_dim: int = 64,
+    ) -> None:
+        super().__init__()
+        if fourier_dim < 0 or fourier_dim % 2:
+            raise ValueError(f"`fourier_dim` must be even and not negative, but {fourier_dim} was given.")
+        self.features_dim = features_dim
+        sizes = [features_dim + action_dim + 2 * (fourier_dim or 1), *net_arch, action_dim]
+        layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
+        for layer in layers:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(layers)
+        self.activation = activation_fn()
+        exponents = th.arange(fourier_dim // 2, dtype=th.float64) / max(fourier_dim // 2 - 1, 1)
+        self.register_buffer("frequencies", (LARGEST_PERIOD**-exponents).to(th.get_default_dtype()), persistent=False)
+
+    def embed(self, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+        """
+        :param r: shape ``(..., 1)``
+        :param t: shape ``(..., 1)``
+        :return: concat[e(r), e(t)], shape ``(..., 2 * fourier_dim)``, or concat[r, t] if that is 0
+        """
+        times = th.cat([r, t], dim=-1)
+        if not len(self.frequencies):
+            return times
+        angles = times.unsqueeze(-1) * self.frequencies
+        return th.cat([angles.cos(), angles.sin()], dim=-1).flatten(-2)
+
+    def bind(self, features: th.Tensor) -> AverageVelocity:
+        """
+        Close the network over the observation; its share of the first layer is computed once.
+
+        :param features: observation features, shape ``(B, features_dim)``; or ``(B, 1, features_dim)`` for several
+            candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
+        :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
+        """
+        layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
+        if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
+            return self._bind_plain(features)
+
+        def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+            if not can_fuse(a, r, t):
+                return self._bind_plain(features)(a, r, t)
+            rows = a.shape[:-1]
+            inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
+            return fused_mlp(inputs.flatten(0, -2), layers)[0].unflatten(0, rows)
+
+        return velocity
+
+    def _bind_plain(self, features: th.Tensor) -> AverageVelocity:
+        """Torch's own operators: all of them have forward-mode derivatives."""
+        layers: list[Any] = list(self.layers)
+        first, *others = layers
+        from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
+        flow_weight = first.weight[:, self.features_dim :]
+
+        def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+            times = self.embed(r, t).expand(*a.shape[:-1], -1)
+            hidden = from_features + F.linear(th.cat([a, times], dim=-1), flow_weight)
+            for layer in others:
+                hidden = layer(self.activation(hidden))
+            return hidden
+
+        return velocity
+
+    def forward(self, features: th.Tensor, a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+        return self.bind(features)(a, r, t)
+
+
+def jump(velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+    """
+    The flow map X_{r,t}(a_r) = a_r + (t - r) u_{r,t}(a_r) (Eq. 2).
+
+    :param velocity: average velocity, ``velocity(a_r, r, t)``
+    :param a_r: points at flow time r, shape ``(B, A)``
+    :param r: shape ``(B, 1)``
+    :param t: shape ``(B, 1)``
+    :return: a_t, shape ``(B, A)``
+    """
+    return th.addcmul(a_r, t - r, velocity(a_r, r, t))
+
+
+def flow_map_sample(velocity: AverageVelocity, noise: th.Tensor, steps: int = 1) -> th.Tensor:
+    """
+    From noise at t = 0 to actions at t = 1 in ``steps`` equal jumps (one jump: Eq. 7).
+
+    The result is not clipped: the caller clips once, at the end.
+
+    :param velocity: average velocity, ``velocity(a_r, r, t)``
+    :param noise: a_0, shape ``(..., A)``
+    :param steps: number of jumps, evaluations of the network
+    :return: a_1, shape ``(..., A)``
+    """
+    a = noise
+    for i in range(steps):
+        r, t = (a.new_full((*a.shape[:-1], 1), time / steps) for time in (i, i + 1))
+        a = jump(velocity, a, r, t)
+    return a
+
+
+def flow_map_jvp(
+    velocity: AverageVelocity,
+    a_r: th.Tensor,
+    r: th.Tensor,
+    t: th.Tensor,
+    tangents: tuple[th.Tensor, th.Tensor, th.Tensor],
+) -> tuple[th.Tensor, th.Tensor]:
+    """
+    u_{r,t}(a_r) and its derivative along a direction, exactly, in one forward pass (``torch.func.jvp``).
+
+    Under ``no_grad`` nothing is recorded; otherwise the derivative can itself be differentiated by the weights.
+
+    :param velocity: average velocity, ``velocity(a_r, r, t)``
+    :param a_r: shape ``(B, A)``
+    :param r: shape ``(B, 1)``
+    :param t: shape ``(B, 1)``
+    :param tangents: the direction in a_r, r and t, of their shapes
+    :return: u and (d_a u) tangents[0] + (d_r u) tangents[1] + (d_t u) tangents[2], shapes ``(B, A)``
+    """
+    u, derivative = th.func.jvp(velocity, (a_r, r, t), tangents)[:2]
+    return u, derivative
+
+
+def sample_r_t(
+    batch_size: int,
+    step: int | th.Tensor,
+    warmup_steps: int,
+    anneal_end_step: int,
+    generator: th.Generator | None,
+    device: th.device | None = None,
+) -> tuple[th.Tensor, th.Tensor]:
+    """
+    Pairs of flow times r <= t of the self-distillation losses. They start as one time, r = t ~ (U1 + U2) / 2, and are
+    spread linearly to the sorted pair of two U[0, 1) between ``warmup_steps`` and ``anneal_end_step`` (released
+    implementation: 5,000 and 50,000; during warm-up the losses have weight zero).
+
+    Even then P(t - r > 0.9) is 0.01 only: the one jump of inference is seldom trained directly.
+
+    :param batch_size: B
+    :param step: gradient steps made, an int or a tensor without dimensions (on ``device``, no synchronisation)
+    :param warmup_steps: until then r = t
+    :param anneal_end_step: from then on r and t are independent up to their order
+    :param generator: generator on ``device``
+    :param device: where the result lives; by default where the generator does
+    :return: r and t, shapes ``(B, 1)``
+    """
+    if device is None:
+        device = th.device("cpu") if generator is None else generator.device
+    progress = (step - warmup_steps) / max(anneal_end_step - warmup_steps, 1)
+    spread = progress.clamp(0.0, 1.0) if isinstance(progress, th.Tensor) else min(max(progress, 0.0), 1.0)
+    first, second = th.rand(2, batch_size, 1, generator=generator, device=device)
+    middle, half_width = (first + second) / 2, spread * (first - second).abs() / 2
+    return middle - half_width, middle + half_width

@@ -1,0 +1,82 @@
+"""
+Guidance of a flow map by the gradient of a value function: the trust-region projection of FMQ (arXiv 2605.12416).
+
+A critic is ``critic(actions) -> Q_k(s, a)``, closed over the observation: actions of shape ``(..., A)``, values of the K
+members of shape ``(K, ...)``.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch as th
+
+Critic = Callable[[th.Tensor], th.Tensor]
+Aggregation = Literal["first", "min", "mean"]
+
+EPS = 1e-8
+
+
+def aggregate_q(q_values: th.Tensor, aggregation: Aggregation) -> th.Tensor:
+    """
+    :param q_values: values of the members, shape ``(K, ...)``
+    :param aggregation: ``"min"`` (clipped double Q), ``"mean"``, or ``"first"`` for the first member alone
+    :return: shape ``(...)``
+    """
+    if aggregation == "first":
+        return q_values[0]
+    if aggregation == "min":
+        return q_values.amin(dim=0)
+    if aggregation == "mean":
+        return q_values.mean(dim=0)
+    raise ValueError(f"`aggregation` must be 'first', 'min' or 'mean', but {aggregation!r} was given.")
+
+
+def action_gradient(critic: Critic, actions: th.Tensor, aggregation: Aggregation = "first") -> tuple[th.Tensor, th.Tensor]:
+    """
+    grad_a Q(s, a) of every action on its own. Nothing else gets a gradient, and neither result carries one.
+
+    :param critic: ``critic(actions)``; weights that it treats as constants save the time for their gradients
+    :param actions: where the gradient is taken, shape ``(..., A)``
+    :param aggregation: which Q, see :func:`aggregate_q`; FMQ trains with the first member, QGBS uses the minimum
+    :return: values of all members, shape ``(K, ...)``, and the gradient, shape ``(..., A)``
+    """
+    with th.enable_grad():
+        leaf = actions.detach().requires_grad_()
+        q_values = critic(leaf)
+        (gradient,) = th.autograd.grad(aggregate_q(q_values, aggregation).sum(), leaf)
+    return q_values.detach(), gradient
+
+
+def q_guided_projection(u_ref: th.Tensor, grad_q: th.Tensor, eta: float | th.Tensor) -> th.Tensor:
+    """
+    The velocity that maximises the linearised Q in a ball around u_ref: u* = u_ref + eta g / (||g||_2 + 1e-8)
+    (Theorem 3.2). The norm is over all A coordinates, so the steps of a chunk share the radius; without a gradient
+    u* is u_ref. The result is not clipped.
+
+    :param u_ref: reference velocity, or the action itself in beam search, shape ``(..., A)``
+    :param grad_q: g, shape ``(..., A)``
+    :param eta: radius, a number or one per sample, shape ``(...)``, see :func:`effective_radius`
+    :return: u*, shape ``(..., A)``
+    """
+    direction = grad_q / (th.linalg.vector_norm(grad_q, dim=-1, keepdim=True) + EPS)
+    return u_ref + (eta.unsqueeze(-1) if isinstance(eta, th.Tensor) else eta) * direction
+
+
+def effective_radius(
+    q_values: th.Tensor, beta: float, eta: float, *, numerator: Literal["released", "published"] = "released"
+) -> th.Tensor:
+    """
+    Radius that shrinks where the critics disagree: numerator / (1 + beta delta) (Eq. 13), with delta the members'
+    population standard deviation relative to its mean over the batch. The published delta, |Q_1 - Q_2| / sqrt(2),
+    differs by a factor that cancels.
+
+    :param q_values: values of the members at the guided actions, shape ``(K, B)``
+    :param beta: sensitivity to disagreement; 0 for a constant radius
+    :param eta: base radius of the published form
+    :param numerator: ``"published"`` has eta; the released implementation has 1 whatever eta
+    :return: shape ``(B,)``
+    """
+    if numerator not in ("released", "published"):
+        raise ValueError(f"`numerator` must be 'released' or 'published', but {numerator!r} was given.")
+    deviation = q_values.std(dim=0, correction=0)
+    return (eta if numerator == "published" else 1.0) / (1.0 + beta * deviation / (deviation.mean() + EPS))

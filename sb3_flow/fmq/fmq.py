@@ -1,0 +1,363 @@
+"""Flow Map Q-Guidance (FMQ), C. Ziakas, A. Russo, A. J. Bose, arXiv 2605.12416."""
+
+from typing import Any, ClassVar
+
+import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+
+from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.common.targets import MovingAverage
+from sb3_flow.data import ChunkSamples, OfflineDataset
+from sb3_flow.flow import AverageVelocity, action_gradient, aggregate_q, effective_radius, q_guided_projection
+from sb3_flow.fmq.policies import ActionValue, CnnPolicy, FlowMapActor, FlowMapPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.losses import regression_loss
+
+
+class FMQ(OfflineToOnlineAlgorithm):
+    """
+    Flow Map Q-Guidance: offline-to-online RL for policies that act in one evaluation of their network.
+
+    The actor is a flow map: u_{r,t}(s, a_r) is the average velocity from flow time r to t, an action is a_0 + u_{0,1}(s, a_0).
+
+    Offline it imitates the data (flow matching and self-distillation) beside a critic on action chunks,
+
+        y = R_h + gamma^h m agg_j Q_bar_j(s_{+h}, a'),   a' the best of N samples                     (Eq. 8)
+
+    At the switch the actor is copied to the anchor u^off. Online the actor follows the closed-form maximiser of the linearised
+    Q in a ball around the anchor's velocity,
+
+        u* = u^off_{r,1}(a_r) + eta_eff g / ||g||,   g = grad_a Q_1(s, a_r + (1 - r) u^off)          (Theorem 3.2, Eqs. 11-13)
+
+    so that it improves on the data policy but stays within eta_eff of it. Actions are the best of N samples by the critics.
+
+    Where paper and released implementation differ, the defaults are the released values.
+
+    Arguments that are not listed are those of SB3's off-policy algorithms and of ``OfflineToOnlineAlgorithm``.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy; FlowMapPolicy is MlpPolicy)
+    :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given
+    :param learning_rate: learning rate of both Adam optimisers
+    :param learning_starts: environment steps before the first online update (released: 5,000); a policy that was trained
+        offline acts from the first step, without one these steps are random
+    :param tau: rate of the targets Q_bar
+    :param gamma: discount factor per environment step
+    :param horizon_length: h, actions decided at once (released: 5)
+    :param execution_horizon: how many of them are executed before the next decision (default: all)
+    :param n_candidates: N of best-of-n, in acting online, in the target and in ``sampler="best_of_n"``; 1 for single samples
+    :param q_aggregation: ``"mean"`` or ``"min"`` over the critics offline; online it is the minimum
+    :param distillation: self-distillation loss of the offline phase, ``"mf"``, ``"lsd"`` or ``"psd"``, see
+        :class:`FlowMapPolicy` (as for ``lsd_gradient``, ``warmup_steps``, ``anneal_end_step``, ``sampler`` and ``search``)
+    :param online_rule: ``"fmq"``; or ``"bc"``, which goes on as offline, without guidance: best of n with imitation (MVP)
+    :param eta: radius of the ball, in velocity; the base of the adaptive one only with ``radius="published"``
+    :param adaptive_radius: shrink the radius where the critics disagree (Eq. 13)
+    :param beta: how much it shrinks
+    :param radius: numerator of the adaptive radius: ``"released"`` has 1, ``"published"`` eta
+    :param guidance_critic: the Q that is climbed: ``"first"``, ``"min"`` or ``"mean"``
+    :param guidance_at: where its gradient is taken: at the ``"anchor"``'s action or the ``"actor"``'s
+    :param distillation_weight: weight of self-distillation in the online phase
+    :param diagonal_weight: weight of flow matching in the online phase
+    :param reanchor_every: gradient steps of the online phase between two copies of the actor to the anchor; 0 for never, as
+        published. The default is 0 after an offline phase. Without one it is 1, an ascent from where the actor stands: an
+        anchor with random weights would hold it there
+    :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
+    :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "FlowMapPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+    window_rule = "q_chunking"
+    policy: FlowMapPolicy
+    actor: FlowMapActor
+    anchor: FlowMapActor
+    critic: ActionValue
+    critic_target: ActionValue
+
+    def __init__(
+        self,
+        policy: str | type[FlowMapPolicy],
+        env: GymEnv | str | None,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 1_000_000,
+        learning_starts: int = 100,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        n_steps: int = 1,
+        horizon_length: int = 1,
+        execution_horizon: int | None = None,
+        n_candidates: int = 32,
+        q_aggregation: str = "mean",
+        distillation: str = "mf",
+        lsd_gradient: str = "jump",
+        warmup_steps: int = 5_000,
+        anneal_end_step: int = 50_000,
+        online_rule: str = "fmq",
+        eta: float = 0.5,
+        adaptive_radius: bool = True,
+        beta: float = 0.3,
+        radius: str = "released",
+        guidance_critic: str = "first",
+        guidance_at: str = "anchor",
+        distillation_weight: float = 0.0,
+        diagonal_weight: float = 0.0,
+        reanchor_every: int | None = None,
+        sampler: str = "best_of_n",
+        search: dict[str, Any] | None = None,
+        offline_dataset: OfflineDataset | str | None = None,
+        offline_steps: int = 0,
+        offline_fraction: float | None = None,
+        sampling: str = "transition",
+        storage: str = "cpu",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        self.execution_horizon = execution_horizon
+        self.n_candidates = n_candidates
+        self.q_aggregation = q_aggregation
+        self.distillation = distillation
+        self.lsd_gradient = lsd_gradient
+        self.warmup_steps = warmup_steps
+        self.anneal_end_step = anneal_end_step
+        self.online_rule = online_rule
+        self.eta = eta
+        self.adaptive_radius = adaptive_radius
+        self.beta = beta
+        self.radius = radius
+        self.guidance_critic = guidance_critic
+        self.guidance_at = guidance_at
+        self.distillation_weight = distillation_weight
+        self.diagonal_weight = diagonal_weight
+        self.reanchor_every = reanchor_every
+        self.sampler = sampler
+        self.search = search
+        self.anchored_at = 0  # offline updates of the actor that is the anchor
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise,
+            replay_buffer_class,
+            replay_buffer_kwargs,
+            optimize_memory_usage,
+            n_steps,
+            horizon_length=horizon_length,
+            offline_dataset=offline_dataset,
+            offline_steps=offline_steps,
+            offline_fraction=offline_fraction,
+            sampling=sampling,
+            storage=storage,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    # ------------------------------------------------------------------ the maths
+
+    def td_target(self, batch: ChunkSamples, noise: th.Tensor) -> th.Tensor:
+        """
+        y = R_h + gamma^h m agg_j Q_bar_j(s_{+h}, a'), with a' the best of N samples by the live actor and critics (Eq. 8).
+
+        :param noise: starting points of the samples, shape ``(B, N, A)``
+        :return: shape ``(B, 1)``
+        """
+        a = self.policy.best_of_n(batch.next_observations, noise, self._aggregation)
+        q_values = aggregate_q(self.critic_target.bind(batch.next_observations)(a), self._aggregation)
+        return batch.rewards + batch.discounts * q_values.unsqueeze(1)
+
+    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
+        """
+        :param q_values: Q_j(s, a) of the data chunks, shape ``(K, B)``
+        :param target: y, shape ``(B, 1)``
+        :return: mean squared error over critics and batch; windows that stick out of their trajectory count as zeros
+        """
+        return (batch.valid * (q_values.mT - target).square()).mean()
+
+    def guided_velocity(
+        self, batch: ChunkSamples, a_r: th.Tensor, r: th.Tensor, u: th.Tensor
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """
+        u* = u^off + eta_eff g / ||g||, what the actor's velocity is regressed on (Eqs. 11 and 13).
+
+        :param a_r: points at flow time r, shape ``(B, A)``
+        :param r: shape ``(B, 1)``
+        :param u: the actor's velocity u_{r,1}(a_r), shape ``(B, A)``
+        :return: u*, shape ``(B, A)``, and metrics; no gradients
+        """
+        with th.no_grad():
+            u_off = self.anchor.velocity(batch.observations)(a_r, r, th.ones_like(r))
+            u_at = u_off if self.guidance_at == "anchor" else u.detach()
+            a = (a_r + (1 - r) * u_at).clamp(-1, 1)
+            q_values, g = action_gradient(self.critic.bind(batch.observations, frozen=True), a, self.guidance_critic)  # type: ignore[arg-type]
+            eta: float | th.Tensor = self.eta
+            if self.adaptive_radius:
+                eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius)  # type: ignore[arg-type]
+            target = q_guided_projection(u_off, g, eta)
+        return target, {
+            "guidance_norm": g.norm(dim=1).mean(),
+            "guidance_radius": eta.mean() if isinstance(eta, th.Tensor) else th.full_like(r[0, 0], eta),
+            "drift": (u.detach() - u_off).square().sum(dim=1).mean(),
+            "guided_q": q_values.amin(dim=0).mean(),
+        }
+
+    def guidance_loss(
+        self, velocity: AverageVelocity, batch: ChunkSamples, noise: th.Tensor, r: th.Tensor
+    ) -> dict[str, th.Tensor]:
+        """
+        ||u_{r,1}(a_r) - sg[u*]||^2 at a_r = (1 - r) a_0 + r a of replayed chunks (Eq. 12).
+
+        :param velocity: the actor, closed over the batch's observations
+        :param noise: a_0 ~ N(0, I), shape ``(B, A)``
+        :param r: r ~ U[0, 1), shape ``(B, 1)``
+        :return: ``guidance_loss`` and metrics, scalars
+        """
+        a_r = (1 - r) * noise + r * batch.actions
+        u = velocity(a_r, r, th.ones_like(r))
+        target, metrics = self.guided_velocity(batch, a_r, r, u)
+        return {"guidance_loss": regression_loss(u, target, batch.action_mask), **metrics}
+
+    def actor_loss(
+        self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """:return: imitation offline, guidance online; and its parts"""
+        if not self.guided:
+            parts = self.policy.behaviour_loss(velocity, batch, generator)
+            return parts["diagonal_loss"] + parts["distillation_loss"], parts
+        noise = th.randn(batch.actions.shape, generator=generator, device=batch.actions.device)
+        r = th.rand(len(noise), 1, generator=generator, device=noise.device)
+        parts = self.guidance_loss(velocity, batch, noise, r)
+        loss = parts["guidance_loss"]
+        if self.diagonal_weight or self.distillation_weight:
+            parts = {**parts, **self.policy.behaviour_loss(velocity, batch, generator)}
+            weighted = self.diagonal_weight * parts["diagonal_loss"] + self.distillation_weight * parts["distillation_loss"]
+            loss = loss + weighted
+        return loss, parts
+
+    def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
+        """One step of L_Q + L_actor; see the base class."""
+        self.policy.n_steps += 1
+        batch_size, chunk_dim = batch.actions.shape
+        next_noise = th.randn(batch_size, self.n_candidates, chunk_dim, generator=generator, device=batch.actions.device)
+        with th.no_grad():
+            target = self.td_target(batch, next_noise)
+        q_values = self.critic.bind(batch.observations)(batch.actions)
+        critic_loss = self.critic_loss(q_values, batch, target)
+        actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, generator)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        (critic_loss + actor_loss).backward()
+        # The target follows the weights before this step, as in the released implementation
+        self._critic_average.step(self.tau)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]
+        return {
+            "actor_loss": actor_loss,
+            "critic_loss": critic_loss,
+            "gradient_norm": th.nn.utils.get_total_norm(gradients),
+            "q_mean": q_values.detach().mean(),
+            "target_mean": target.mean(),
+            **parts,
+        }
+
+    # --------------------------------------------------------------------- phases
+
+    @property
+    def guided(self) -> bool:
+        """Whether updates are guided by the critic now: online, with that rule."""
+        return self.online_rule == "fmq" and not self.is_offline
+
+    @property
+    def _aggregation(self) -> Any:
+        return self.q_aggregation if self.is_offline or self.online_rule == "bc" else "min"
+
+    def _start_online(self) -> None:
+        """Freeze the anchor, once for every offline phase."""
+        if self.offline_updates != self.anchored_at:
+            self.anchor.load_state_dict(self.actor.state_dict())
+            self.anchored_at = self.offline_updates
+            self.logger.info(f"Online phase ({self.online_rule}): anchored after {self.offline_updates} offline updates")
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        every = self.reanchor_every
+        if every is None:
+            every = 0 if self.offline_updates else 1
+        for _ in range(gradient_steps):
+            super().train(1, batch_size)
+            if every and self.guided and self._n_updates % every == 0:
+                self.anchor.load_state_dict(self.actor.state_dict())
+
+    # ------------------------------------------------------------------- plumbing
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        return [self.actor.optimizer, self.critic.optimizer]
+
+    def _policy_arguments(self) -> dict[str, Any]:
+        names = (
+            *("horizon_length", "execution_horizon", "n_candidates", "sampler", "search", "distillation", "lsd_gradient"),
+            *("warmup_steps", "anneal_end_step"),
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        check_minimum(1, n_candidates=self.n_candidates)
+        weights = {name: getattr(self, name) for name in ("eta", "beta", "distillation_weight", "diagonal_weight")}
+        check_minimum(0.0, warmup_steps=self.warmup_steps, **weights)
+        for name, known in (
+            ("online_rule", ("fmq", "bc")),
+            ("q_aggregation", ("mean", "min")),
+            ("radius", ("released", "published")),
+            ("guidance_critic", ("first", "min", "mean")),
+            ("guidance_at", ("anchor", "actor")),
+            ("lsd_gradient", ("jump", "diagonal")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"`{name}` must be one of {known}, but {getattr(self, name)!r} was given.")
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.actor, self.anchor = self.policy.actor, self.policy.anchor
+        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
+        self._critic_average = MovingAverage(self.critic, self.critic_target)
+
+    def set_sampler(self, sampler: str, **search: Any) -> None:
+        """:param sampler: how ``predict`` finds actions, see :class:`FlowMapPolicy`"""
+        self.policy.set_sampler(sampler, **search)
+        self.sampler, self.search = sampler, self.policy.search
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "actor", "anchor", "critic", "critic_target", "_critic_average"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "actor.optimizer", "critic.optimizer"], []

@@ -1,0 +1,359 @@
+"""FlowMapPolicy: acts in one evaluation of its network; alone, as the best of several, or searching with the critic."""
+
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+
+from sb3_flow.common.metrics import MetricSums
+from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
+from sb3_flow.common.spaces import channels_first
+from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.flow import (
+    AverageVelocity,
+    Critic,
+    FlowMapNetwork,
+    beam_search,
+    best_of_n,
+    flow_map_sample,
+    sample_r_t,
+)
+from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
+
+SAMPLERS = ("one_step", "n_step", "best_of_n", "qgbs")
+DISTILLATIONS = ("mf", "lsd", "psd")
+SEARCH = {"beam_width": 4, "branches": 4, "iterations": 1, "eta": 0.3, "rho": 1.5, "completion": "diagonal"}
+"""Released settings of Q-guided beam search."""
+SEARCH_SEED = 0
+
+
+class FlowMapActor(GenerativeActor):
+    """
+    Flow map policy: u_{r,t}(s, a_r) is the average velocity from flow time r to t, and a_1 = a_0 + u_{0,1}(s, a_0) the action
+    of the noise a_0 ~ N(0, I).
+
+    Arguments that are not listed are those of ``GenerativeActor``.
+
+    :param fourier_dim: dimension of the embedding of each of the two times; 0 for raw numbers
+    """
+
+    def __init__(self, *args: Any, fourier_dim: int = 64, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fourier_dim = fourier_dim
+        sizes = (self.features_dim, self.chunk_dim, self.net_arch)
+        self.flow_map = FlowMapNetwork(*sizes, activation_fn=self.activation_fn, fourier_dim=fourier_dim)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "fourier_dim": self.fourier_dim}
+
+    def velocity(self, observation: PyTorchObs, candidates: bool = False) -> AverageVelocity:
+        """
+        :param observation: B observations
+        :param candidates: several points for every observation
+        :return: ``velocity(a_r, r, t)`` closed over them, for a_r of shape ``(B, A)``, with candidates ``(B, n, A)``
+        """
+        features = self.extract_features(observation, self.features_extractor)
+        return self.flow_map.bind(features.unsqueeze(1) if candidates else features)
+
+    def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int = 1) -> th.Tensor:
+        """
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :param steps: equal jumps from noise to action
+        :return: actions in [-1, 1], shape ``(B, n, A)``
+        """
+        return flow_map_sample(self.velocity(observation, candidates=True), noise, steps).clamp(-1, 1)
+
+
+class ActionValue(EnsembleValue):
+    """Q-functions Q_k(s, a) of action chunks. The arguments are those of ``EnsembleValue``."""
+
+    def bind(self, observation: PyTorchObs, frozen: bool = False) -> Critic:
+        """
+        :param observation: B observations
+        :param frozen: gradients reach actions only
+        :return: ``critic(a) -> Q_k``: for a of shape ``(B, A)`` values of shape ``(K, B)``, for ``(B, n, A)`` ``(K, B, n)``
+        """
+        features = self.features(observation)
+        features = features.detach() if frozen else features
+
+        def critic(actions: th.Tensor) -> th.Tensor:
+            rows = actions.shape[:-1]
+            own = features if actions.dim() == 2 else features.unsqueeze(1).expand(*rows, -1)
+            inputs = th.cat([own, actions], dim=-1).flatten(0, -2)
+            return self.ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
+
+        return critic
+
+    def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+        """:return: the members' Q(s, a), as SB3's critics: one tensor of shape ``(B, 1)`` each"""
+        return tuple(self.bind(observation)(actions).unsqueeze(-1))
+
+
+class FlowMapPolicy(GenerativePolicy):
+    """
+    Policy class with a flow map actor: for FMQ, or alone, trained by :meth:`learn_behaviour` on a dataset.
+
+    How an action is found, by ``sampler``; ``deterministic=True`` is repeatable:
+
+    =============  =========================================================  ==========================================
+    sampler        ``deterministic=False``                                    ``deterministic=True``
+    =============  =========================================================  ==========================================
+    ``one_step``   fresh noise, one evaluation of the network                 from zero noise
+    ``n_step``     fresh noise, ``n_sampling_steps`` evaluations              from zero noise
+    ``best_of_n``  best of n fresh one-step samples by Q                      best of a fixed bank of n
+    ``qgbs``       Q-guided beam search (arXiv 2605.12416, Algorithm 2)       from the bank, same noise in all branches
+    =============  =========================================================  ==========================================
+
+    Arguments that are not listed are those of ``GenerativePolicy``.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
+    :param horizon_length: actions per decision h (released: 5)
+    :param n_critics: Q-functions K; 0 for a policy without critic, which ``best_of_n`` and ``qgbs`` need
+    :param n_candidates: n of ``"best_of_n"``
+    :param sampler: see above
+    :param n_sampling_steps: jumps of ``"n_step"``
+    :param search: settings of ``"qgbs"`` that differ from ``dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5,
+        completion="diagonal")``, see :func:`sb3_flow.flow.beam_search`
+    :param q_aggregation: ``"min"`` or ``"mean"`` over the critics ranks candidates
+    :param fourier_dim: dimension of the embedding of each of the two flow times; 0 for raw numbers
+    :param distillation: self-distillation loss: ``"mf"`` (Eulerian, mean flow), ``"lsd"`` (Lagrangian), ``"psd"``
+        (progressive)
+    :param lsd_gradient: see :func:`sb3_flow.losses.lagrangian_loss`
+    :param warmup_steps: gradient steps before self-distillation begins
+    :param anneal_end_step: gradient steps until its pairs of times are spread over [0, 1]
+    """
+
+    actor_class = FlowMapActor
+    critic_class = ActionValue
+    actor: FlowMapActor
+    critic: ActionValue
+    n_steps: th.Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        horizon_length: int = 1,
+        n_critics: int = 2,
+        n_candidates: int = 32,
+        sampler: str = "best_of_n",
+        n_sampling_steps: int = 1,
+        search: dict[str, Any] | None = None,
+        q_aggregation: str = "min",
+        fourier_dim: int = 64,
+        distillation: str = "mf",
+        lsd_gradient: str = "jump",
+        warmup_steps: int = 5_000,
+        anneal_end_step: int = 50_000,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, **kwargs)
+        if distillation not in DISTILLATIONS:
+            raise ValueError(f"`distillation` must be one of {DISTILLATIONS}, but {distillation!r} was given.")
+        self.fourier_dim = fourier_dim
+        self.q_aggregation = q_aggregation
+        self.distillation = distillation
+        self.lsd_gradient = lsd_gradient
+        self.warmup_steps = warmup_steps
+        self.anneal_end_step = anneal_end_step
+        self.n_sampling_steps = n_sampling_steps
+        self.search = {} if search is None else search
+        self.set_sampler(sampler, **self.search)
+        self._build(lr_schedule)
+        if n_critics:
+            self.anchor: FlowMapActor = self._frozen_actor()
+        # a tensor: the update that reads it has no other view of how far training is
+        self.register_buffer("n_steps", th.zeros((), dtype=th.int64))
+
+    def _actor_arguments(self) -> dict[str, Any]:
+        return {"fourier_dim": self.fourier_dim}
+
+    def _largest_sample(self) -> int:
+        return max(self.n_candidates, self._search["beam_width"])
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        names = (
+            *("sampler", "n_sampling_steps", "search", "q_aggregation", "fourier_dim", "distillation", "lsd_gradient"),
+            *("warmup_steps", "anneal_end_step"),
+        )
+        return {**super()._get_constructor_parameters(), **{name: getattr(self, name) for name in names}}
+
+    # ------------------------------------------------------------------- acting
+
+    def set_sampler(self, sampler: str, **search: Any) -> None:
+        """
+        :param sampler: ``"one_step"``, ``"n_step"``, ``"best_of_n"`` or ``"qgbs"``, see the class
+        :param search: settings of ``"qgbs"`` to change
+        """
+        if sampler not in SAMPLERS:
+            raise ValueError(f"`sampler` must be one of {SAMPLERS}, but {sampler!r} was given.")
+        if sampler in ("best_of_n", "qgbs") and self.n_critics == 0:
+            raise ValueError(f"`sampler={sampler!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
+        unknown = sorted(set(search) - set(SEARCH))
+        if unknown:
+            raise ValueError(f"`search` knows {sorted(SEARCH)}, but {unknown} was given.")
+        self.sampler = sampler
+        self.search = {**self.search, **search}
+
+    @property
+    def _search(self) -> dict[str, Any]:
+        return {**SEARCH, **self.search}
+
+    @property
+    def network_evaluations(self) -> dict[str, int]:
+        """
+        Evaluations of the networks per decision and environment with the present sampler: ``"actor"`` (the NFE of the paper)
+        and ``"critic"``, of which ``"critic_gradient"`` with a gradient; ``"actions"`` is how many actions a decision serves.
+        """
+        counts = {"one_step": (1, 0, 0), "n_step": (self.n_sampling_steps, 0, 0)}
+        counts["best_of_n"] = (self.n_candidates, self.n_candidates, 0)
+        width, branches, iterations = (self._search[name] for name in ("beam_width", "branches", "iterations"))
+        moves = width * max(iterations, 1) if self._search["eta"] else 0
+        counts["qgbs"] = (width * (1 + iterations * branches), width * iterations * branches + moves + width, moves)
+        names = ("actor", "critic", "critic_gradient")
+        actions = self.horizon_length if self.execution_horizon is None else self.execution_horizon
+        return {**dict(zip(names, counts[self.sampler], strict=True)), "actions": actions}
+
+    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        n = {"best_of_n": self.n_candidates, "qgbs": self._search["beam_width"]}.get(self.sampler, 1)
+        noise = self._fixed_noise(observation, n) if deterministic else self._noise(observation, n, self.generator)
+        if self.sampler == "best_of_n":
+            return self.best_of_n(observation, noise)
+        if self.sampler == "qgbs":
+            generator = th.Generator(self.device).manual_seed(SEARCH_SEED) if deterministic else self.generator
+            return self.beam_search(observation, noise, generator)
+        start = th.zeros_like(noise) if deterministic else noise
+        return self.actor.act(observation, start, self.n_sampling_steps if self.sampler == "n_step" else 1)[:, 0]
+
+    def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
+        """:return: best of n fresh samples (the only one without a critic), as the online phase collects data"""
+        n_candidates = self.n_candidates if self.n_critics else 1
+        noise = self._noise(observation, n_candidates, self.exploration_generator)
+        return self.best_of_n(observation, noise) if n_candidates > 1 else self.actor.act(observation, noise)[:, 0]
+
+    def best_of_n(self, observation: PyTorchObs, noise: th.Tensor, aggregation: str | None = None) -> th.Tensor:
+        """
+        :param observation: B observations
+        :param noise: starting points of n candidates, shape ``(B, n, A)``
+        :param aggregation: what ranks them, by default ``q_aggregation``
+        :return: one-step samples with the largest Q, shape ``(B, A)``
+        """
+        candidates = self.actor.act(observation, noise)
+        return best_of_n(candidates, self.critic.bind(observation)(candidates), aggregation or self.q_aggregation)  # type: ignore[arg-type]
+
+    def beam_search(self, observation: PyTorchObs, noise: th.Tensor, generator: th.Generator | None) -> th.Tensor:
+        """
+        Q-guided beam search with the settings of ``search``.
+
+        :param observation: B observations
+        :param noise: starting points of the beam, shape ``(B, M, A)``
+        :param generator: source of the branches' noise
+        :return: actions, shape ``(B, A)``
+        """
+        velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation, frozen=True)
+        settings = {name: value for name, value in self._search.items() if name != "beam_width"}
+        return beam_search(velocity, critic, noise, generator, aggregation=self.q_aggregation, **settings)  # type: ignore[arg-type]
+
+    # ---------------------------------------------------------------- behaviour
+
+    def behaviour_loss(
+        self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator | None
+    ) -> dict[str, th.Tensor]:
+        """
+        The loss that imitates data: flow matching on the diagonal (Eq. 3) and self-distillation off it (Eqs. 4-6), of weight
+        zero during warm-up. Each draws noise of its own.
+
+        :param velocity: the actor, closed over the batch's observations
+        :param batch: windows of ``horizon_length`` steps
+        :param generator: source of noise and times
+        :return: ``diagonal_loss`` and ``distillation_loss``, scalars to be added
+        """
+        actions, mask = batch.actions, batch.action_mask
+        device, batch_size = actions.device, len(actions)
+        noise, other_noise = th.randn(2, *actions.shape, generator=generator, device=device)
+        time, gamma = th.rand(2, batch_size, 1, generator=generator, device=device)
+        r, t = sample_r_t(batch_size, self.n_steps, self.warmup_steps, self.anneal_end_step, generator, device)
+        if self.distillation == "mf":
+            distilled = eulerian_loss(velocity, actions, other_noise, r, t, mask)
+        elif self.distillation == "lsd":
+            distilled = lagrangian_loss(velocity, actions, other_noise, r, t, mask, self.lsd_gradient)  # type: ignore[arg-type]
+        else:
+            distilled = progressive_loss(velocity, actions, other_noise, r, t, gamma, mask)
+        return {
+            "diagonal_loss": diagonal_loss(velocity, actions, noise, time, mask),
+            "distillation_loss": (self.n_steps > self.warmup_steps) * distilled,
+        }
+
+    def learn_behaviour(
+        self,
+        dataset: OfflineDataset,
+        gradient_steps: int,
+        batch_size: int = 256,
+        seed: int = 0,
+        progress_bar: bool = False,
+    ) -> Self:
+        """
+        Behaviour cloning of a dataset by the actor alone: no critic, no environment, no algorithm around it. Calling it again
+        continues.
+
+        :param dataset: in the spaces of this policy
+        :param gradient_steps: gradient steps to make now
+        :param batch_size: windows per step
+        :param seed: seed of windows, noise and times
+        :param progress_bar: show one
+        :return: the policy
+        :raises ValueError: if the dataset does not fit the policy
+        :raises FloatingPointError: if the loss is not finite
+        """
+        buffer = TrajectoryReplayBuffer(
+            *(1, self.observation_space, self.action_space, self.device),
+            horizon_length=self.horizon_length,
+            sampling="transition",
+            window_rule="q_chunking",
+        )
+        buffer.set_offline(channels_first(dataset, self.observation_space))
+        buffer.generator = th.Generator().manual_seed(seed)
+        generator = th.Generator(self.device).manual_seed(seed)
+        self.actor.set_training_mode(True)
+        metrics = MetricSums()
+        steps: Iterable[int] = range(1, gradient_steps + 1)
+        if progress_bar:
+            from tqdm import tqdm  # SB3's [extra], like its own progress bar
+
+            steps = tqdm(steps)
+        for step in steps:
+            self.n_steps += 1
+            batch = buffer.sample(batch_size)
+            losses = self.behaviour_loss(self.actor.velocity(batch.observations), batch, generator)
+            self.actor.optimizer.zero_grad(set_to_none=True)
+            sum(losses.values()).backward()  # type: ignore[union-attr]
+            self.actor.optimizer.step()
+            metrics.add(losses, step)
+        self.actor.set_training_mode(False)
+        return self
+
+
+MlpPolicy = FlowMapPolicy
+
+
+class CnnPolicy(FlowMapPolicy):
+    """Flow map policy for image observations, see :class:`FlowMapPolicy`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("features_extractor_class", NatureCNN)
+        super().__init__(*args, **kwargs)
+
+
+class MultiInputPolicy(FlowMapPolicy):
+    """Flow map policy for Dict observations, see :class:`FlowMapPolicy`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("features_extractor_class", CombinedExtractor)
+        super().__init__(*args, **kwargs)
