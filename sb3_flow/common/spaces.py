@@ -8,6 +8,7 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from sb3_flow.data import OfflineDataset
+from sb3_flow.data.columns import map_arrays
 
 
 def _is_channels_last(space: spaces.Space) -> bool:
@@ -39,8 +40,6 @@ def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> 
     """
 
     def view(array: Any, own: spaces.Space, model: spaces.Space) -> Any:
-        if isinstance(array, dict):
-            return {key: view(array[key], own[key], model[key]) for key in array}  # type: ignore[index]
         if own.shape == model.shape or not _is_channels_last(own):
             return array
         return np.moveaxis(array, -1, 1)
@@ -50,14 +49,8 @@ def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> 
         return dataset
     if isinstance(own, spaces.Dict) and set(own) != set(getattr(observation_space, "spaces", {})):
         return dataset  # check_spaces will tell
-    return OfflineDataset(
-        view(dataset.observations, own, observation_space),
-        dataset.actions,
-        dataset.rewards,
-        dataset.terminated,
-        dataset.trajectory_ends,
-        view(dataset.final_observations, own, observation_space),
-        channels_first_space(own),
-        dataset.action_space,
-        dataset.source,
+    return dataset.replace(
+        observations=map_arrays(view, dataset.observations, own, observation_space),
+        final_observations=map_arrays(view, dataset.final_observations, own, observation_space),
+        observation_space=channels_first_space(own),
     )

@@ -263,9 +263,27 @@ def under(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
     return found or ({"": columns[name]} if name in columns else {})
 
 
-def nest(arrays: dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:
-    """Undo ``under``: one array if its key is empty, else the dict."""
+def nest(arrays: dict[str, Any]) -> Any:
+    """Undo ``entries``: one array if its key is empty, else the dict."""
     return arrays[""] if "" in arrays else arrays
+
+
+def entries(value: Any) -> Mapping[str, Any]:
+    """The arrays of a dict or the spaces of a Dict space by key; anything else has the key ""."""
+    return value.spaces if isinstance(value, spaces.Dict) else value if isinstance(value, dict) else {"": value}
+
+
+def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
+    """
+    Apply a function to arrays, or to what has the same key in dicts (also nested ones and Dict spaces).
+
+    :param function: takes one array of each of the values
+    :param values: an array or a dict each, all of one structure; None beside dicts is None for every key
+    :return: what it returns, in a dict with the first value's keys if that is one
+    """
+    if not isinstance(values[0], dict | spaces.Dict):
+        return function(*values)
+    return {key: map_arrays(function, *(value if value is None else value[key] for value in values)) for key in values[0]}
 
 
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:
@@ -362,7 +380,7 @@ def assemble(
         terminated = terminated[keep]
         if keep.all():
             keep = None
-    sub_spaces = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
+    sub_spaces = entries(observation_space)
     observations, finals = {}, {}
     for key, column in under(columns, "observations").items():
         dtype = observation_dtype(column, sub_spaces.get(key))

@@ -1,5 +1,6 @@
 """Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,11 @@ from sb3_flow.data.columns import (
     Parts,
     array_column,
     assemble,
+    entries,
     flags,
     in_memory,
+    map_arrays,
+    nest,
     row_slices,
 )
 from sb3_flow.data.sources import SOURCES, read_minari, read_replay_buffer, require_extra
@@ -63,21 +67,20 @@ class OfflineDataset:
         source: str = "arrays",
     ):
         ends = int(np.count_nonzero(trajectory_ends))
-        lengths = {
-            len(array) for array in (*dict(_items(observations)).values(), actions, rewards, terminated, trajectory_ends)
-        }
+        arrays = (*entries(observations).values(), actions, rewards, terminated, trajectory_ends)
+        lengths = {len(array) for array in arrays}
         if len(lengths) != 1 or ends == 0 or not trajectory_ends[-1]:
             raise ValueError(
                 f"arrays of one length whose last row ends a trajectory are needed, got lengths {sorted(lengths)}"
             )
-        if any(len(array) != ends for _, array in _items(final_observations)):
+        if any(len(array) != ends for array in entries(final_observations).values()):
             raise ValueError(f"final_observations must have one row for each of the {ends} trajectories")
-        self.observations = _read_only(observations)
-        self.actions: np.ndarray = _read_only(actions)
-        self.rewards: np.ndarray = _read_only(rewards)
-        self.terminated: np.ndarray = _read_only(terminated)
-        self.trajectory_ends: np.ndarray = _read_only(trajectory_ends)
-        self.final_observations = _read_only(final_observations)
+        self.observations = map_arrays(_read_only, observations)
+        self.actions = _read_only(actions)
+        self.rewards = _read_only(rewards)
+        self.terminated = _read_only(terminated)
+        self.trajectory_ends = _read_only(trajectory_ends)
+        self.final_observations = map_arrays(_read_only, final_observations)
         self.observation_space = observation_space
         self.action_space = action_space
         self.source = source
@@ -97,18 +100,19 @@ class OfflineDataset:
 
     @property
     def n_trajectories(self) -> int:
-        return len(_items(self.final_observations)[0][1])
+        return len(next(iter(entries(self.final_observations).values())))
 
     @property
     def next_observations(self) -> np.ndarray | dict[str, np.ndarray]:
         """The observation after each row: a copy, made anew at each access. Training never needs it."""
-        finals = dict(_items(self.final_observations))
-        out = {}
-        for key, array in _items(self.observations):
-            out[key] = np.empty(array.shape, array.dtype)
-            out[key][:-1] = array[1:]
-            out[key][self.trajectory_ends] = finals[key]
-        return out if isinstance(self.observations, dict) else out[""]
+
+        def shifted(array: np.ndarray, finals: np.ndarray) -> np.ndarray:
+            out = np.empty(array.shape, array.dtype)
+            out[:-1] = array[1:]
+            out[self.trajectory_ends] = finals
+            return out
+
+        return map_arrays(shifted, self.observations, self.final_observations)
 
     # ------------------------------------------------------------------------------------------------------ making one
 
@@ -223,8 +227,7 @@ class OfflineDataset:
         if not colon or prefix not in SOURCES:
             raise ValueError(f"'{location}' must start with one of {', '.join(f'{name}:' for name in SOURCES)}")
         if prefix == "npz" and Path(where).expanduser().is_dir():
-            parts, _ = storage.open_folder(Path(where).expanduser())
-            return cls._of(parts, location)
+            return cls._of(storage.open_folder(Path(where).expanduser()), location)
         source = SOURCES[prefix](where)
 
         def read(allocate: Allocate) -> Parts:
@@ -241,8 +244,7 @@ class OfflineDataset:
                 "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in source.files],
                 "spaces": [space and storage.space_to_json(space) for space in (observation_space, action_space)],
             }
-            parts, _ = storage.convert(Path(mmap_dir).expanduser(), read, location, origin)
-            return cls._of(parts, location)
+            return cls._of(storage.convert(Path(mmap_dir).expanduser(), read, location, origin), location)
         except (ValueError, TypeError) as error:
             error.add_note(f"while loading '{location}'")
             raise
@@ -250,6 +252,18 @@ class OfflineDataset:
     @classmethod
     def _of(cls, parts: Parts, source: str) -> "OfflineDataset":
         return cls(**vars(parts), source=source)
+
+    def _parts(self) -> Parts:
+        return Parts(**{name: getattr(self, name) for name in Parts.__dataclass_fields__})
+
+    def replace(self, source: str | None = None, **changes: Any) -> "OfflineDataset":
+        """
+        The same dataset with some of its arrays or spaces exchanged. Shares all others.
+
+        :param source: where the new data come from; default: as before
+        :param changes: arguments of the constructor
+        """
+        return self._of(dataclasses.replace(self._parts(), **changes), source or self.source)
 
     def save(self, path: str | Path) -> None:
         """
@@ -261,14 +275,12 @@ class OfflineDataset:
         path = Path(path).expanduser()
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise FileExistsError(f"{path} exists already; save into a new folder")
-        parts = Parts(**{name: value for name, value in vars(self).items() if name in Parts.__dataclass_fields__})
-        storage.write_folder(path, lambda allocate: parts, self.source, None)
+        storage.write_folder(path, lambda allocate: self._parts(), self.source, None)
 
     def sparse_rewards(self) -> "OfflineDataset":
         """The same dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
-        fields = {name: value for name, value in vars(self).items() if name in Parts.__dataclass_fields__}
-        fields["rewards"] = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
-        return type(self)(**fields, source=f"{self.source} (sparse rewards)")
+        rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
+        return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
 
     # ------------------------------------------------------------------------------------------------------- using one
 
@@ -304,10 +316,9 @@ class OfflineDataset:
         :raises ValueError: if its observations have other keys or shapes
         """
         if vec_normalize.norm_obs:
-            arrays = dict(_items(self.observations))
-            wanted = vec_normalize.obs_rms if isinstance(vec_normalize.obs_rms, dict) else {"": vec_normalize.obs_rms}
+            arrays = entries(self.observations)
             fitted = {}
-            for key, old in wanted.items():
+            for key, old in entries(vec_normalize.obs_rms).items():
                 if key not in arrays or arrays[key].shape[1:] != old.mean.shape:
                     shapes = {name: array.shape[1:] for name, array in arrays.items()}
                     raise ValueError(
@@ -316,7 +327,7 @@ class OfflineDataset:
                 fitted[key] = RunningMeanStd(epsilon=0.0, shape=old.mean.shape)
                 for rows in row_slices(arrays[key]):
                     fitted[key].update(arrays[key][rows].astype(np.float64))
-            vec_normalize.obs_rms = fitted if isinstance(vec_normalize.obs_rms, dict) else fitted[""]
+            vec_normalize.obs_rms = nest(fitted)
         if vec_normalize.norm_reward:
             ret_rms = RunningMeanStd(epsilon=0.0)
             discounted, start = 0.0, True
@@ -345,8 +356,9 @@ class OfflineDataset:
         saturated = 0
         for rows in row_slices(self.actions):
             saturated += int(np.sum((self.actions[rows] <= low + margin) | (self.actions[rows] >= high - margin)))
-        arrays = [*_items(self.observations), *_items(self.final_observations), ("", self.actions)]
-        size = sum(array.nbytes for _, array in arrays) + self.rewards.nbytes + 2 * len(self)
+        observations = entries(self.observations)
+        arrays = [*observations.values(), *entries(self.final_observations).values(), self.actions, self.rewards]
+        size = sum(array.nbytes for array in arrays) + 2 * len(self)
         lines = [
             f"OfflineDataset {self.source}",
             f"rows            {len(self)} in {self.n_trajectories} trajectories",
@@ -355,22 +367,16 @@ class OfflineDataset:
             f"terminated      {len(terminated)} rows ({len(terminated) / len(self):.2%}), in {reached} trajectories "
             f"({reached / len(first):.1%})",
             f"saturation      {saturated / self.actions.size:.1%} of action components at the bounds",
-            *(f"{f'observations {key}':15} {array.shape[1:]} {array.dtype}" for key, array in _items(self.observations)),
+            *(f"{f'observations {key}':15} {array.shape[1:]} {array.dtype}" for key, array in observations.items()),
             f"actions         {self.actions.shape[1:]} {self.actions.dtype}, {_bounds(self.action_space)}",
             f"size            {size / 1e6:.1f} MB" + (" (memory-mapped)" if isinstance(self.rewards, np.memmap) else ""),
         ]
         return "\n".join(lines)
 
 
-def _items(value: np.ndarray | dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-    return list(value.items()) if isinstance(value, dict) else [("", value)]
-
-
-def _read_only(value: Any) -> Any:
-    """Read-only views; the caller's own arrays keep their flags."""
-    if isinstance(value, dict):
-        return {key: _read_only(array) for key, array in value.items()}
-    view = value.view()
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A read-only view; the caller's own array keeps its flags."""
+    view = array.view()
     view.flags.writeable = False
     return view
 

@@ -37,6 +37,7 @@ from sb3_flow.data.columns import (
     assemble,
     breaks,
     check_lengths,
+    entries,
     flags,
     gather,
     lockstep,
@@ -214,7 +215,7 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
     :raises ValueError: for nested Dict and Tuple observations, and damaged files
     """
     space = dataset.observation_space
-    parts_of = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    parts_of = entries(space)
     if any(isinstance(sub, spaces.Dict | spaces.Tuple) for sub in parts_of.values()):
         raise ValueError(f"observations must be an array or a flat dict of arrays, nested or tuple space given: {space}")
     check_action_space(dataset.action_space)
@@ -231,7 +232,7 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
         if not len(episode):
             continue
         rows = slice(first, first + len(episode))
-        given = episode.observations if isinstance(space, spaces.Dict) else {"": episode.observations}
+        given = entries(episode.observations)
         for key, sub in parts_of.items():
             values = np.asarray(given[key])
             name = f"observations/{key}" if key else "observations"
@@ -367,16 +368,15 @@ def read_replay_buffer(buffer: ReplayBuffer, allocate: Allocate) -> Parts:
 
     space = buffer.observation_space
     columns = {}
-    for key, sub in space.spaces.items() if isinstance(space, spaces.Dict) else [("", space)]:
+    for key, sub in entries(space).items():
         suffix = f"/{key}" if key else ""
-        stored: Any = buffer.observations[key] if key else buffer.observations
+        stored = entries(buffer.observations)[key]
         columns["observations" + suffix] = column("observations" + suffix, stored, sub.shape)
         name = "next_observations" + suffix
         if buffer.optimize_memory_usage:
             columns[name] = column(name, stored, sub.shape, shift=1)
         else:
-            following: Any = buffer.next_observations[key] if key else buffer.next_observations
-            columns[name] = column(name, following, sub.shape)
+            columns[name] = column(name, entries(buffer.next_observations)[key], sub.shape)
     dones = buffer.dones[step, env] != 0
     ends = dones | breaks(columns)
     ends[len(steps) - 1 :: len(steps)] = True

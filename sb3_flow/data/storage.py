@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sb3_flow.data.columns import Allocate, Parts, row_slices
+from sb3_flow.data.columns import Allocate, Parts, entries, row_slices
 
 INDEX = "dataset.json"
 FORMAT = "sb3_flow.OfflineDataset"
@@ -65,11 +65,7 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space:
 def named_arrays(parts: Parts) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a dataset under the names that files use: dict entries as ``name/key``."""
     for name in ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations"):
-        value = getattr(parts, name)
-        if isinstance(value, dict):
-            yield from ((f"{name}/{key}", array) for key, array in value.items())
-        else:
-            yield name, value
+        yield from ((f"{name}/{key}" if key else name, array) for key, array in entries(getattr(parts, name)).items())
 
 
 def write_folder(
@@ -136,12 +132,12 @@ def read_index(path: Path) -> dict[str, Any] | None:
     return index if isinstance(index, dict) and index.get("format") == FORMAT else None
 
 
-def open_folder(path: Path) -> tuple[Parts, str]:
+def open_folder(path: Path) -> Parts:
     """
     Open a folder memory-mapped and read-only.
 
     :param path: a folder that :func:`write_folder` made
-    :return: the arrays and the source's name
+    :return: the arrays and spaces
     :raises FileNotFoundError: if there is no such folder
     :raises ValueError: if it is not a complete dataset folder
     """
@@ -163,15 +159,14 @@ def open_folder(path: Path) -> tuple[Parts, str]:
             arrays.setdefault(first, {})[key] = array
         else:
             arrays[first] = array
-    parts = Parts(
+    return Parts(
         **arrays,
         observation_space=space_from_json(index["observation_space"]),
         action_space=space_from_json(index["action_space"]),
     )
-    return parts, index["source"]
 
 
-def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: dict[str, Any]) -> tuple[Parts, str]:
+def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: dict[str, Any]) -> Parts:
     """
     Open the folder if it is a finished conversion of the same origin, else make it.
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sb3_flow.data.columns import Parts, row_slices
+from sb3_flow.data.columns import Parts, entries, row_slices
 
 # Actions may lie outside their bounds by this share of the range (rounding); they are clipped then.
 ACTION_TOLERANCE = 1e-4
@@ -39,9 +39,8 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
         wanted = sorted(space.spaces) if isinstance(space, spaces.Dict) else "one array"
         if given != wanted:
             raise ValueError(f"observations are {given}, {whose} wants {wanted}")
-    sub_spaces = space.spaces if isinstance(space, spaces.Dict) else {"": space}
-    for key, sub in sub_spaces.items():
-        array = observations[key] if isinstance(observations, dict) else observations
+    for key, sub in entries(space).items():
+        array = entries(observations)[key]
         name = f"observations[{key!r}]" if key else "observations"
         if array.shape[1:] != sub.shape:
             hint = ""
@@ -92,11 +91,10 @@ def _check_finite(name: str, array: np.ndarray) -> None:
 
 def _check_observation_arrays(parts: Parts) -> spaces.Space:
     """Check observations and final observations; return their space."""
-    dict_space = isinstance(parts.observations, dict)
     space = parts.observation_space
     inferred: dict[str, spaces.Space] = {}
     for name, value in (("observations", parts.observations), ("final_observations", parts.final_observations)):
-        for key, array in value.items() if isinstance(value, dict) else [("", value)]:
+        for key, array in entries(value).items():
             if space is None and array.ndim < 2:
                 raise ValueError(
                     f"{name}{f'[{key!r}]' if key else ''} must have shape (N, ...) with at least 2 dimensions, got "
@@ -110,7 +108,7 @@ def _check_observation_arrays(parts: Parts) -> spaces.Space:
                     limits = np.iinfo(array.dtype)
                     inferred[key] = spaces.Box(limits.min, limits.max, array.shape[1:], array.dtype.type)
     if space is None:
-        return spaces.Dict(inferred) if dict_space else inferred[""]
+        return spaces.Dict(inferred) if isinstance(parts.observations, dict) else inferred[""]
     check_observations(parts.observations, space, "observation_space")
     return space
 
