@@ -220,6 +220,33 @@ def test_offline_and_online_rows_mix_in_the_stated_ratio():
         assert (buffer.sample(64).actions[:, 0] != 0.25).sum().item() == expected
 
 
+@pytest.mark.parametrize("fraction", [None, 0.5])
+def test_what_can_be_sampled_follows_every_change(fraction):
+    """A buffer that was sampled before a change draws what one draws that was not."""
+    dataset = dataset_of([10] * 5)
+    buffer = buffer_of(dataset, buffer_size=12, n_envs=2, horizon_length=2, offline_fraction=fraction)
+    changes = {
+        "nothing": lambda: None,
+        "cut": buffer.cut_trajectories,
+        "reset": buffer.reset,
+        "dataset": lambda: buffer.set_offline(None if buffer.n_offline else dataset),
+        "phase": lambda: setattr(buffer, "offline_only", not buffer.offline_only),
+        "fraction": lambda: setattr(buffer, "offline_fraction", 0.25 if buffer.offline_fraction is None else None),
+    }
+    rng = np.random.default_rng(0)
+    for clock in range(80):
+        step_env(buffer, clock, np.float32([clock % 5 == 4, clock % 7 == 6]), 2)
+        buffer.can_sample()
+        changes[rng.choice(list(changes), p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])]()
+        fresh = pickle.loads(pickle.dumps(buffer))
+        fresh.set_offline(buffer.offline_dataset)
+        assert fresh.can_sample() == buffer.can_sample()
+        if buffer.can_sample():
+            buffer.generator, fresh.generator = (th.Generator().manual_seed(clock) for _ in range(2))
+            for one, other in zip(buffer.sample(16), fresh.sample(16), strict=True):
+                assert th.equal(one, other)
+
+
 def test_uniform_mixture_over_trajectories_by_default():
     buffer = buffer_of(dataset_of([10] * 9))
     for clock in range(200):

@@ -12,9 +12,11 @@ from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.samples import ChunkSamples
 from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, TrajectoryTable
+from sb3_flow.data.windows import Starts, Windows, select, shapes_of_windows
 
 ACTION_MARGIN = 1e-5
 """Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
@@ -30,30 +32,12 @@ class _Rows(NamedTuple):
     next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
 
 
-class _Windows(NamedTuple):
-    """Where the windows of a batch lie, each of shape ``(B,)``; see ``TrajectoryTable``."""
+class _Places(NamedTuple):
+    """In which rows steps of windows lie; None for what no step needs."""
 
-    column: th.Tensor
-    trajectory: th.Tensor
-    last: th.Tensor
-    start: th.Tensor
-
-
-def _as_tensor(array: np.ndarray | dict[str, np.ndarray], device: th.device, copy: bool) -> Any:
-    if isinstance(array, dict):
-        return {key: _as_tensor(value, device, copy) for key, value in array.items()}
-    with warnings.catch_warnings():
-        # datasets are read-only and nothing here writes into them
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = th.as_tensor(array)
-    return tensor.to(device, copy=copy)
-
-
-def _flat(array: np.ndarray | dict[str, np.ndarray]) -> Any:
-    """(buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), a view"""
-    if isinstance(array, dict):
-        return {key: _flat(value) for key, value in array.items()}
-    return array.reshape(-1, *array.shape[2:])
+    is_offline: th.Tensor | None
+    offline: th.Tensor | None
+    online: th.Tensor | None
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
@@ -149,17 +133,13 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self._build_tensors()
 
     def _allocate(self, space: spaces.Space) -> Any:
-        if isinstance(space, spaces.Dict):
-            return {key: self._allocate(subspace) for key, subspace in space.spaces.items()}
         # zeros are not committed by the operating system before they are written
-        return np.zeros((self.buffer_size, self.n_envs, *get_obs_shape(space)), dtype=space.dtype)  # type: ignore[misc]
+        sizes = (self.buffer_size, self.n_envs)
+        return map_arrays(lambda sub: np.zeros((*sizes, *get_obs_shape(sub)), dtype=sub.dtype), space)
 
-    def _shaped(self, observations: Any, space: spaces.Space | None = None) -> Any:
+    def _shaped(self, observations: Any) -> Any:
         """SB3 stores Discrete observations with a dimension of one; so must the dataset's be."""
-        space = self.observation_space if space is None else space
-        if isinstance(space, spaces.Dict):
-            return {key: self._shaped(observations[key], subspace) for key, subspace in space.spaces.items()}
-        return observations.reshape(-1, *get_obs_shape(space))  # type: ignore[misc]
+        return map_arrays(lambda space, array: array.reshape(-1, *get_obs_shape(space)), self.observation_space, observations)
 
     # ---------------------------------------------------------------- storage
 
@@ -172,17 +152,26 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         arrays = [self.observations, self.actions, self.rewards, self.terminated]
         return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
 
+    def _tensors(self, arrays: Any) -> Any:
+        """Tensors where this buffer's steps reside, which share the arrays' memory if that is there."""
+        with warnings.catch_warnings():
+            # datasets are read-only and nothing here writes into them
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            tensors = map_arrays(th.as_tensor, arrays)
+        return map_arrays(lambda tensor: tensor.to(self.storage_device, copy=self.storage == "device"), tensors)
+
     def _build_tensors(self) -> None:
-        copy = self.storage == "device"
-        arrays = self._arrays()
-        self._online = _Rows(*(_as_tensor(_flat(array), self.storage_device, copy) for array in arrays))
+        # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
+        self._online = _Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
         self._offline: _Rows | None = None
         self._offline_table: TrajectoryTable | None = None
-        self._final_observations: th.Tensor | TensorDict | None = None
+        self._final_observations: Any = None
+        self._drawn_from: tuple[tuple[bool, bool], list[Starts]] | None = None  # to be forgotten when any trajectory changes
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        drop = ("offline_dataset", "_online", "_offline", "_offline_table", "_final_observations", "generator")
+        tensors = ("_online", "_offline", "_offline_table", "_final_observations", "_drawn_from")
+        drop = ("offline_dataset", "generator", *tensors)
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -206,6 +195,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         :raises ValueError: if its spaces do not match or no trajectory is as long as ``horizon_length``
         """
         if dataset is None:
+            self._drawn_from = None
             self.offline_dataset = self._offline = self._offline_table = self._final_observations = None
             return
         dataset.check_spaces(self.observation_space, self.action_space)
@@ -246,18 +236,22 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
-        device, copy = self.storage_device, self.storage == "device"
-        self._offline = _Rows(*(_as_tensor(array, device, copy) for array in arrays))
-        self._final_observations = _as_tensor(self._shaped(dataset.final_observations), device, copy)
-        self._offline_table = table
+        self._offline = _Rows(*(self._tensors(array) for array in arrays))
+        self._final_observations = self._tensors(self._shaped(dataset.final_observations))
+        self._offline_table, self._drawn_from = table, None
         self.offline_dataset = dataset
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
         """Store one step of every environment; see ``ReplayBuffer.add``."""
         pos = self.pos
-        self._write(self.observations, obs)
+
+        def write(target: np.ndarray, value: Any) -> None:
+            # also gives Discrete observations of several environments their last dimension
+            target[pos] = np.asarray(value).reshape(target.shape[1:])
+
+        map_arrays(write, self.observations, obs)
         if not self.optimize_memory_usage:
-            self._write(self.next_observations, next_obs)
+            map_arrays(write, self.next_observations, next_obs)
         self.actions[pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self.rewards[pos] = np.asarray(reward).reshape(self.n_envs)
         self.dones[pos] = np.asarray(done).reshape(self.n_envs)
@@ -267,47 +261,47 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.storage == "device":
             self._mirror(pos)
         self.trajectories.step(self.dones[pos])
+        self._drawn_from = None
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
-    def _write(self, target: Any, value: Any) -> None:
-        if isinstance(target, dict):
-            for key in target:
-                self._write(target[key], value[key])
-        else:
-            # also gives Discrete observations of several environments their last dimension
-            target[self.pos] = np.asarray(value).reshape(target.shape[1:])
-
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
         for tensor, array in zip(self._online, self._arrays(), strict=False):
-            parts = tensor.items() if isinstance(tensor, dict) else [(None, tensor)]
-            for key, part in parts:
-                part[rows] = th.as_tensor((array if key is None else array[key])[pos])  # type: ignore[call-overload, index]
+            map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
 
     def cut_trajectories(self) -> None:
         """Tell the buffer that the environments were reset: the next rows do not continue the stored ones."""
         self.trajectories.cut()
+        self._drawn_from = None
 
     def reset(self) -> None:
         """Forget all online steps; the offline dataset stays."""
         super().reset()
         self.trajectories = OnlineTrajectories(self.buffer_size, self.n_envs)
+        self._drawn_from = None
 
     # --------------------------------------------------------------- sampling
 
-    def _tables(self) -> list[TrajectoryTable]:
-        """What can be sampled now: offline before online, empty tables left out."""
-        if self.offline_only and self._offline_table is not None:
-            return [self._offline_table]
-        online = self.trajectories.table(self.terminated, self.horizon_length, self.window_rule)
-        return [table for table in (self._offline_table, online) if table is not None and len(table) > 0]
+    def _sources(self) -> list[Starts]:
+        """What can be sampled now: offline before online, empty ones left out; one of all if no share is asked for."""
+        key = (self.offline_only and self._offline_table is not None, self.offline_fraction is None)
+        if self._drawn_from is None or self._drawn_from[0] != key:
+            only_offline, together = key
+            tables = [] if self._offline_table is None else [self._offline_table]
+            if not only_offline:
+                online = self.trajectories.table(self.terminated, self.horizon_length, self.window_rule)
+                tables += [online] if len(online) > 0 else []
+            if together and len(tables) == 2:
+                tables = [TrajectoryTable.concatenate(tables)]
+            self._drawn_from = key, [Starts.of(table, self.storage_device) for table in tables]
+        return self._drawn_from[1]
 
     def can_sample(self) -> bool:
         """:return: whether there is any window yet; the first ``horizon_length`` online steps hold none"""
-        return len(self._tables()) > 0
+        return len(self._sources()) > 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
@@ -316,18 +310,20 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         :return: the windows, on ``device``
         :raises ValueError: if there is nothing to sample yet
         """
-        tables = self._tables()
-        if not tables:
+        sources = self._sources()
+        if not sources:
             raise ValueError(
                 f"The replay buffer has no window of `horizon_length={self.horizon_length}` steps to sample yet: collect more "
                 "steps first (`learning_starts`) or add an offline dataset."
             )
-        if self.offline_fraction is None or len(tables) == 1:
-            windows = self._draw(TrajectoryTable.concatenate(tables), batch_size)
+        if len(sources) == 1:
+            windows = sources[0].draw(batch_size, self.sampling, self.generator)
         else:
+            assert self.offline_fraction is not None
             n_offline = round(self.offline_fraction * batch_size)
-            parts = [self._draw(tables[0], n_offline), self._draw(tables[1], batch_size - n_offline)]
-            windows = _Windows(*(th.cat(columns) for columns in zip(*parts, strict=True)))
+            numbers = (n_offline, batch_size - n_offline)
+            parts = [source.draw(n, self.sampling, self.generator) for source, n in zip(sources, numbers, strict=True)]
+            windows = Windows(*(th.cat(columns) for columns in zip(*parts, strict=True)))
         return self._gather(windows, env)
 
     def offline_windows(self, starts: np.ndarray, env: VecNormalize | None = None) -> ChunkSamples:
@@ -342,109 +338,83 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         bounds = self.offline_dataset.trajectories
         trajectory = np.searchsorted(bounds[:, 0], starts, side="right") - 1
         columns = (np.full_like(trajectory, -1), trajectory, bounds[trajectory, 1], np.asarray(starts, dtype=np.int64))
-        return self._gather(_Windows(*(_as_tensor(column, self.storage_device, False) for column in columns)), env)
+        return self._gather(Windows(*(self._tensors(column) for column in columns)), env)
 
-    def _draw(self, table: TrajectoryTable, n: int) -> _Windows:
-        device, generator = self.storage_device, self.generator
-        first, last, column, trajectory, n_starts = (_as_tensor(values, device, False) for values in table)
-        if self.sampling == "transition":
-            cumulative = n_starts.cumsum(0)
-            # n_starts in total is known on the host: no synchronisation
-            number = th.randint(int(table.n_starts.sum()), (n,), generator=generator, device=device)
-            index = th.searchsorted(cumulative, number, right=True)
-            offset = number - (cumulative[index] - n_starts[index])
-        else:
-            if n < len(table):
-                index = th.randperm(len(table), generator=generator, device=device)[:n]
-            else:
-                index = th.randint(len(table), (n,), generator=generator, device=device)
-            uniform = th.rand(n, generator=generator, device=device, dtype=th.float64)
-            offset = th.minimum((uniform * n_starts[index]).long(), n_starts[index] - 1)
-        return _Windows(column[index], trajectory[index], last[index], first[index] + offset)
+    def _places(self, column: th.Tensor, step: th.Tensor) -> _Places:
+        if self._offline is not None and self.trajectories.clock == 0:
+            return _Places(None, step, None)
+        online = step % self.buffer_size if self.full else step
+        if self.n_envs > 1:
+            online = online * self.n_envs + column
+        if self._offline is None:
+            return _Places(None, None, online)
+        # the steps of one kind, read as those of the other, give any row that there is
+        in_ring = online.clamp(0, self.buffer_size * self.n_envs - 1)
+        return _Places(column < 0, step.clamp(max=self.n_offline - 1), in_ring)
 
-    def _rows_of(self, column: th.Tensor, step: th.Tensor) -> th.Tensor:
-        """:return: global row numbers: dataset rows first, the ring's rows behind them"""
-        ring = self.n_offline + (step % self.buffer_size) * self.n_envs + column
-        return th.where(column < 0, step, ring)
+    def _field(self, name: str, places: _Places) -> Any:
+        is_offline, offline_rows, online_rows = places
 
-    def _take(self, offline: Any, online: Any, rows: th.Tensor) -> Any:
-        if isinstance(online, dict):
-            return {key: self._take(None if offline is None else offline[key], online[key], rows) for key in online}
-        if offline is None:
-            return online[rows]
-        if self.trajectories.clock == 0:
-            return offline[rows]
-        n = self.n_offline
-        from_offline, from_online = offline[rows.clamp(max=n - 1)], online[(rows - n).clamp(min=0)]
-        mask = (rows < n).reshape(rows.shape + (1,) * (from_offline.dim() - rows.dim()))
-        return th.where(mask, from_offline, from_online)
+        def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
+            if offline is None or offline_rows is None:
+                return select(online, online_rows)  # type: ignore[arg-type]
+            from_offline = select(offline, offline_rows)
+            if is_offline is None or online_rows is None:
+                return from_offline
+            mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))
+            return th.where(mask, from_offline, select(online, online_rows))
 
-    def _field(self, name: str, rows: th.Tensor) -> Any:
-        return self._take(None if self._offline is None else getattr(self._offline, name), getattr(self._online, name), rows)
+        return map_arrays(take, getattr(self._online, name), getattr(self._offline, name, None))
 
-    def _gather(self, windows: _Windows, env: VecNormalize | None) -> ChunkSamples:
+    def _gather(self, windows: Windows, env: VecNormalize | None) -> ChunkSamples:
         h = self.horizon_length
         column, _, last, start = windows
-        steps = start[:, None] + th.arange(h, device=start.device)  # (B, h)
-        inside = steps <= last[:, None]  # 1 - p_j: not yet past the trajectory's end
-        rows = self._rows_of(column[:, None], th.minimum(steps, last[:, None]))
+        ahead = (last - start).clamp(max=h)
+        steps, weights, action_masks = (
+            select(shape, ahead) for shape in shapes_of_windows(h, self.action_dim, self.gamma, start.device)
+        )
+        rows = self._places(column[:, None], start[:, None] + steps)  # (B, h)
         rewards = self._normalized_rewards(self._field("rewards", rows), env)
-        powers = self.gamma ** th.arange(h, device=start.device, dtype=th.float64)
         continues = 1.0 - self._field("terminated", rows)
-        next_observations = self._field("observations", self._rows_of(column, th.minimum(start + h, last)))
+        next_observations = self._field("observations", self._places(column, start + ahead))
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]
         else:
-            bootstrap = th.where(inside, continues, 1.0).prod(dim=1, keepdim=True)
-            next_observations = self._true_successors(windows, next_observations)
+            # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
+            bootstrap = continues.prod(dim=1, keepdim=True)
+            next_observations = self._true_successors(windows, ahead < h, next_observations)
         data = ChunkSamples(
-            observations=self._normalized(self._field("observations", rows[:, 0]), env),
+            observations=self._normalized(self._field("observations", self._places(column, start)), env),
             actions=self._field("actions", rows).flatten(1),
             next_observations=self._normalized(next_observations, env),
-            rewards=(rewards * inside * powers).sum(dim=1, keepdim=True).float(),
-            discounts=(self.gamma**h * bootstrap).float(),
-            valid=inside[:, -1:].float(),
-            action_mask=inside.float().repeat_interleave(self.action_dim, dim=1),
+            rewards=(rewards * weights).sum(dim=1, keepdim=True).float(),
+            discounts=self.gamma**h * bootstrap,
+            valid=(ahead[:, None] >= h - 1).float(),
+            action_mask=action_masks,
         )
-        return ChunkSamples(*(self._to_device(value) for value in data))
+        return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
 
-    def _true_successors(self, windows: _Windows, next_observations: Any) -> Any:
+    def _true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
         """Where a window reaches its trajectory's end, the observation after it is not a stored row."""
-        column, trajectory, last, start = windows
-        at_end = start + self.horizon_length > last
+        column, trajectory, last, _ = windows
         online_rows = (last % self.buffer_size) * self.n_envs + column.clamp(min=0)
-        online_last: Any = self._online.next_observations
 
         def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
             shape = (-1,) + (1,) * (value.dim() - 1)
-            final = online[online_rows]
+            final = select(online, online_rows)
             if offline is not None:
-                final = th.where((column < 0).reshape(shape), offline[trajectory.clamp(min=0)], final)
-            return th.where(at_end.reshape(shape), final, value)
+                final = th.where((column < 0).view(shape), select(offline, trajectory.clamp(min=0)), final)
+            return th.where(at_end.view(shape), final, value)
 
-        final_observations = self._final_observations
-        if isinstance(next_observations, dict):
-            return {
-                key: replace(value, online_last[key], None if final_observations is None else final_observations[key])  # type: ignore[index]
-                for key, value in next_observations.items()
-            }
-        return replace(next_observations, online_last, final_observations)  # type: ignore[arg-type]
+        return map_arrays(replace, next_observations, self._online.next_observations, self._final_observations)
 
     def _normalized(self, observations: Any, env: VecNormalize | None) -> Any:
         if env is None:
             return observations
-        if isinstance(observations, dict):
-            arrays = {key: value.cpu().numpy() for key, value in observations.items()}
-        else:
-            arrays = observations.cpu().numpy()
-        return _as_tensor(self._normalize_obs(arrays, env), self.storage_device, False)  # type: ignore[arg-type]
+        arrays = map_arrays(lambda value: value.cpu().numpy(), observations)
+        return self._tensors(self._normalize_obs(arrays, env))
 
     def _normalized_rewards(self, rewards: th.Tensor, env: VecNormalize | None) -> th.Tensor:
         if env is None:
             return rewards
         return th.as_tensor(self._normalize_reward(rewards.cpu().numpy(), env), device=rewards.device)
-
-    def _to_device(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._to_device(part) for key, part in value.items()}
-        return value.to(self.device)
