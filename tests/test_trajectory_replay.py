@@ -234,7 +234,7 @@ def test_what_can_be_sampled_follows_every_change(fraction):
         "fraction": lambda: setattr(buffer, "offline_fraction", 0.25 if buffer.offline_fraction is None else None),
     }
     rng = np.random.default_rng(0)
-    for clock in range(80):
+    for clock in range(200):
         step_env(buffer, clock, np.float32([clock % 5 == 4, clock % 7 == 6]), 2)
         buffer.can_sample()
         changes[rng.choice(list(changes), p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])]()
