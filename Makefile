@@ -20,6 +20,7 @@ test: $(INSTALLED) suite  ## our tests, after SB3's own suite
 
 suite: $(INSTALLED)  ## SB3's own test suite with our algorithms in the seats of theirs
 	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run RQL
+	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run FMQ
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(FILES)

@@ -3,7 +3,8 @@ The main job on real input, in one script: data, offline training, evaluation, g
 
 Makes an OGBench dataset on this machine (point mass in a maze; statistically, not bitwise, the published data), trains
 Reversal Q-Learning on it without touching the environment, compares it with the policy that made the data and with
-behaviour cloning by the same network, and continues online. Prints one table, writes TensorBoard logs and a picture.
+behaviour cloning by the same network, and continues online; then trains FMQ, whose policy acts in one network evaluation, on
+the same data. Prints one table, writes TensorBoard logs and a picture.
 
     python examples/demo.py --out demo_output
 """
@@ -11,6 +12,7 @@ behaviour cloning by the same network, and continues online. Prints one table, w
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -25,7 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
-from sb3_flow import RQL, OfflineDataset
+from sb3_flow import FMQ, RQL, OfflineDataset
 from sb3_flow.common import SuccessInfo
 from sb3_flow.data.generate import generate
 from sb3_flow.data.oracles import NAVIGATE_NOISE, maze_cells
@@ -35,18 +37,11 @@ DATASET = "pointmaze-medium-navigate"
 EPISODES = 50  # of every row of the table
 CURVE_EPISODES = 20  # of every point of the curves
 
-# Measured on this task; published settings for the larger ones are in the README of the zoo's configurations
-SETTINGS = {
-    "learning_rate": 1e-3,
-    "tau": 0.02,
-    "gamma": 0.995,
-    "horizon_length": 10,
-    "alpha": 5.0,
-    "expectile": 0.7,
-    "n_critics": 2,
-    "offline_fraction": 0.5,
-    "policy_kwargs": {"net_arch": [128, 128, 128]},
-}
+# Measured on this task, with networks for a CPU
+SETTINGS = {"learning_rate": 1e-3, "tau": 0.02, "gamma": 0.995, "horizon_length": 10, "offline_fraction": 0.5}
+NETWORKS = {"net_arch": [128, 128, 128]}
+RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2}
+FMQ_SETTINGS = {**SETTINGS, "n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 3_000}
 
 Episodes = tuple[np.ndarray, np.ndarray]  # successes and returns
 
@@ -57,7 +52,7 @@ def make_env(n_envs: int, training: bool) -> VecNormalize:
     return VecNormalize(env, training=training, norm_reward=False)
 
 
-def evaluate(model: RQL, env: VecEnv, deterministic: bool = True) -> Episodes:
+def evaluate(model: RQL | FMQ, env: VecEnv, deterministic: bool = True) -> Episodes:
     successes: list[bool] = []
 
     def note_success(local: dict, _: dict) -> None:
@@ -105,6 +100,16 @@ def row(name: str, episodes: Episodes) -> str:
     return f"{name:<52} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
 
 
+def cost(name: str, model: RQL | FMQ, evaluations: str) -> str:
+    """What one decision costs: median of 200 calls."""
+    observation, times = np.zeros((1, 2), np.float32), []
+    for _ in range(200):
+        start = time.perf_counter()
+        model.predict(observation, deterministic=True)
+        times.append(time.perf_counter() - start)
+    return f"{name:<24} {evaluations:<44} {1e3 * np.median(times):6.2f} ms"
+
+
 def plot(out: Path, curves: dict[str, tuple[np.ndarray, np.ndarray]], behaviour: Episodes, offline_steps: int) -> None:
     figure, axis = plt.subplots(figsize=(7, 4))
     for (name, (steps, returns)), colour in zip(curves.items(), ("tab:blue", "tab:orange", "tab:green"), strict=True):
@@ -132,6 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder for data, logs and the picture")
     parser.add_argument("--offline-steps", type=int, default=10_000, help="gradient steps on the dataset")
     parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
+    parser.add_argument("--fmq-steps", type=int, default=4_000, help="gradient steps of FMQ on the dataset")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -158,12 +164,13 @@ def main() -> None:
             env, n_eval_episodes=CURVE_EPISODES, eval_freq=every, log_path=path, deterministic=deterministic, verbose=0
         )
 
-    def build(name: str, **settings: object) -> RQL:
+    def build(algorithm: Any, name: str, **settings: object) -> Any:
         logs = str(out / "tensorboard" / name)
-        return RQL("MlpPolicy", make_env(1, training=True), seed=arguments.seed, tensorboard_log=logs, **SETTINGS, **settings)
+        env = make_env(1, training=True)
+        return algorithm("MlpPolicy", env, seed=arguments.seed, tensorboard_log=logs, policy_kwargs=NETWORKS, **settings)
 
     say(f"behaviour cloning, {arguments.offline_steps} gradient steps")
-    bc = build("bc", objective="bc", evaluation_mode="sample")
+    bc = build(RQL, "bc", objective="bc", evaluation_mode="sample", **RQL_SETTINGS)
     bc.learn_offline(
         dataset,
         arguments.offline_steps,
@@ -175,7 +182,7 @@ def main() -> None:
     table.append(row("behaviour cloning", evaluate(bc, eval_env, deterministic=False)))
 
     say(f"RQL offline, {arguments.offline_steps} gradient steps")
-    model = build("rql")
+    model = build(RQL, "rql", **RQL_SETTINGS)
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
@@ -196,6 +203,17 @@ def main() -> None:
     model.save(out / "rql_online")
     model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
+    say(f"FMQ offline, {arguments.fmq_steps} gradient steps")
+    fmq = build(FMQ, "fmq", **FMQ_SETTINGS)
+    fmq.learn_offline(dataset, arguments.fmq_steps, progress_bar=True)
+    fmq.save(out / "fmq_offline")
+    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples", evaluate(fmq, eval_env)))
+    costs = [cost("RQL, zero noise", model, f"{model.flow_steps} of the actor, one after the other")]
+    for sampler in ("one_step", "best_of_n", "qgbs"):
+        fmq.set_sampler(sampler)
+        counts = fmq.policy.network_evaluations
+        costs.append(cost(f"FMQ, {sampler}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
+
     curves = {
         "behaviour cloning": read_curve(out / "bc"),
         "RQL offline": read_curve(out / "offline"),
@@ -205,6 +223,8 @@ def main() -> None:
     print(f"\n{ENV_ID}, seed {arguments.seed}, {EPISODES} episodes a row, 95% intervals; local data")
     print(f"{'':<52} {'success':<18}    {'return':>7}")
     print("\n".join(table))
+    print(f"\nnetwork evaluations and time of one decision (a chunk of {model.horizon_length} actions, one environment)")
+    print("\n".join(costs))
     say(f"done: {out / 'demo.png'}, models in {out}, TensorBoard logs: tensorboard --logdir {out / 'tensorboard'}")
 
 
