@@ -11,7 +11,7 @@ from sb3_flow.flow.guidance import Aggregation, Critic, action_gradient, aggrega
 def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:
     """
     :param candidates: shape ``(B, n, A)``
-    :param q_values: values of the members, shape ``(K, B, n)``
+    :param q_values: values of the members, shape ``(n_critics, B, n)``
     :param aggregation: what ranks the candidates, see :func:`~sb3_flow.flow.guidance.aggregate_q`
     :return: of each sample the candidate with the largest value, shape ``(B, A)``
     """
@@ -19,6 +19,7 @@ def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregati
     return candidates.take_along_dim(best[:, None, None], dim=1).squeeze(1)
 
 
+@th.no_grad()
 def beam_search(
     velocity: AverageVelocity,
     critic: Critic,
@@ -39,10 +40,11 @@ def beam_search(
     once, as in the released implementation; with eta = 0 that is best-of-M.
 
     Actions are clipped to [-1, 1] after every sample, completion and move. Per observation the actor is evaluated
-    on M (1 + K B) actions, the critic on M (1 + K B + K), of which M K with gradients. All shapes are static.
+    on M (1 + K B) actions, the critic on M (1 + K B + K), of which M K with gradients. All shapes are static. The
+    result carries no gradient.
 
     :param velocity: average velocity, ``velocity(a, r, t)`` for a of shape ``(E, n, A)``, r and t of shape ``(E, n, 1)``
-    :param critic: ``critic(a)``, for a of shape ``(E, n, A)`` values of the members of shape ``(K, E, n)``
+    :param critic: ``critic(a)``, for a of shape ``(E, n, A)`` values of the members of shape ``(n_critics, E, n)``
     :param noise: M (beam width) starting points for each of E observations, shape ``(E, M, A)`` (released: M = 4)
     :param generator: draws the noise of the branches, on the device of ``noise``
     :param branches: B, completions of each particle
@@ -71,7 +73,7 @@ def beam_search(
 
     def keep_best(children: th.Tensor) -> th.Tensor:
         scores = aggregate_q(critic(children), aggregation)
-        best = scores.topk(beam_width, dim=1, sorted=False).indices
+        best = scores.topk(beam_width, dim=1).indices
         return children.take_along_dim(best.unsqueeze(-1), dim=1)
 
     def guide(particles: th.Tensor) -> th.Tensor:

@@ -169,8 +169,8 @@ class FlowMapPolicy(GenerativePolicy):
         self._build(lr_schedule)
         if n_critics:
             self.anchor: FlowMapActor = self._frozen_actor()
-        # a tensor: the update that reads it has no other view of how far training is
-        self.register_buffer("n_steps", th.zeros((), dtype=th.int64))
+        # a tensor: an update is a function of tensors
+        self.register_buffer("n_steps", th.zeros(()))
 
     def _actor_arguments(self) -> dict[str, Any]:
         return {"fourier_dim": self.fourier_dim}

@@ -96,6 +96,10 @@ def lagrangian_loss(
     - ``"diagonal"``: ||u_{t,t}(sg[X]) - sg[d/dt X]||^2, the released implementation of FMQ; nothing reaches u_{r,t}
       with r < t but through shared weights
 
+    Measured on N(0.4, 0.3^2) data with small networks, five trainings each: one-step samples have mean and standard
+    deviation within 0.03 with ``"jump"``; with ``"diagonal"`` their mean is off by 0.4 to 1.2, and that of samples
+    integrated along the diagonal, exact to 0.01 without this loss, by 0.2 to 0.4. Hence the default.
+
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param actions: a_1, shape ``(B, A)``
     :param noise: a_0 ~ N(0, I), shape ``(B, A)``
