@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 import sb3_flow.rql.rql as rql_module
 from sb3_flow import RQL, OfflineDataset
+from sb3_flow.flow import best_of_n
 
 MODES = np.array([[0.6, 0.6], [-0.6, 0.6], [0.6, -0.6], [-0.6, -0.6]])
 THRESHOLD = 0.82
@@ -78,7 +79,7 @@ def test_best_of_n_picks_what_the_value_prefers():
     model = RQL("MlpPolicy", None, n_critics=2, policy_kwargs={"net_arch": [32, 32]}, offline_dataset=dataset, seed=0)
     candidates = th.rand(7, 5, 2) * 2 - 1
     observation = th.zeros(7, 1)
-    chosen = model.policy._best(observation, candidates)
+    chosen = best_of_n(candidates, model.policy._critic(observation)(candidates), "mean")
     for b in range(7):
         q = th.stack(model.critic(observation[[b]].expand(5, 1), candidates[b])).mean(dim=0)
         th.testing.assert_close(chosen[b], candidates[b, q.argmax()])

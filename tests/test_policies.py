@@ -9,11 +9,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv, collect
 
 from sb3_flow import RQL
-from sb3_flow.flow import TanhGELU, euler_forward, networks
+from sb3_flow.flow import TanhGELU, euler_forward, jump, networks
 from sb3_flow.rql import MlpPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "seed": 0}
-MODES = ["sample", "zero", "best_of_n"]
+MODES = ["sample", "zero", "best_of_n", "qgbs"]
 
 
 def test_the_test_environment_is_valid():
@@ -79,6 +79,20 @@ def test_modes_use_the_noise_they_say():
         np.testing.assert_allclose(action[0], 2 * expected.numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="`evaluation_mode` must be one of"):
         model.set_evaluation_mode("mean")
+
+
+def test_beam_search_jumps_as_far_as_the_flow_goes():
+    policy = randomise(build()).policy
+    observations, noise = th.randn(3, 2), th.randn(3, 4, 2)
+    average = policy._average_velocity(observations)
+    zeros, ones = th.zeros(3, 4, 1), th.ones(3, 4, 1)
+    with th.no_grad():
+        whole = jump(average, noise, zeros, ones).clamp(-1, 1)
+        th.testing.assert_close(whole, policy.actor_ema.act(observations, noise))
+        halves = jump(average, jump(average, noise, zeros, 0.5 * ones), 0.5 * ones, ones)
+        policy.actor_ema.flow_steps = 2 * policy.flow_steps
+        finer = policy.actor_ema.act(observations, noise)
+    th.testing.assert_close(halves.clamp(-1, 1), finer)
 
 
 def test_mode_can_be_changed_when_loading(tmp_path):

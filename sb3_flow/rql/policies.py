@@ -9,9 +9,11 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
 from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
-from sb3_flow.flow import Velocity, VelocityNetwork, best_of_n, euler_forward
+from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, beam_search, best_of_n, euler_forward
 
-EVALUATION_MODES = ("sample", "zero", "best_of_n")
+EVALUATION_MODES = ("sample", "zero", "best_of_n", "qgbs")
+BEAM_WIDTH = 4
+SEARCH_SEED = 0
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""
@@ -82,6 +84,7 @@ class RQLPolicy(GenerativePolicy):
     ``sample``     fresh Gaussian noise (the paper's protocol)  one fixed noise vector
     ``zero``       zeros                                       zeros
     ``best_of_n``  best of n fresh samples by mean_k V_k(s, a, 1)  best of a fixed bank of n by the same
+    ``qgbs``       Q-guided beam search, width 4 (FMQ)         from the bank, same noise in all branches
     =============  ==========================================  =============================================
 
     All of them use the moving average of the actor; only exploration (``explore_chunk``) uses the actor itself.
@@ -94,7 +97,7 @@ class RQLPolicy(GenerativePolicy):
     :param horizon_length: actions per decision h
     :param flow_steps: Euler steps F
     :param n_critics: ensemble size K
-    :param evaluation_mode: ``"sample"``, ``"zero"`` or ``"best_of_n"``
+    :param evaluation_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``
     :param n_candidates: n of ``"best_of_n"``
     """
 
@@ -129,33 +132,52 @@ class RQLPolicy(GenerativePolicy):
         return {**data, "flow_steps": self.flow_steps, "evaluation_mode": self.evaluation_mode}
 
     def set_evaluation_mode(self, mode: str) -> None:
-        """:param mode: ``"sample"``, ``"zero"`` or ``"best_of_n"``, see the class"""
+        """:param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see the class"""
         if mode not in EVALUATION_MODES:
             raise ValueError(f"`evaluation_mode` must be one of {EVALUATION_MODES}, but {mode!r} was given.")
         self.evaluation_mode = mode
 
+    def _largest_sample(self) -> int:
+        return max(self.n_candidates, BEAM_WIDTH)
+
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        n_candidates = self.n_candidates if self.evaluation_mode == "best_of_n" else 1
-        if self.evaluation_mode == "zero":
-            noise = th.zeros_like(self._fixed_noise(observation, 1))
-        elif deterministic:
-            noise = self._fixed_noise(observation, n_candidates)
-        else:
-            noise = self._noise(observation, n_candidates, self.generator)
-        candidates = self.actor_ema.act(observation, noise)
-        return candidates[:, 0] if n_candidates == 1 else self._best(observation, candidates)
+        n = {"best_of_n": self.n_candidates, "qgbs": BEAM_WIDTH}.get(self.evaluation_mode, 1)
+        noise = self._fixed_noise(observation, n) if deterministic else self._noise(observation, n, self.generator)
+        if self.evaluation_mode == "qgbs":
+            generator = th.Generator(self.device).manual_seed(SEARCH_SEED) if deterministic else self.generator
+            velocity, critic = self._average_velocity(observation), self._critic(observation)
+            return beam_search(velocity, critic, noise, generator, completion="average", aggregation="mean")
+        candidates = self.actor_ema.act(observation, th.zeros_like(noise) if self.evaluation_mode == "zero" else noise)
+        return candidates[:, 0] if n == 1 else best_of_n(candidates, self._critic(observation)(candidates), "mean")
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """:return: chunks of the actor itself from fresh noise, as the online phase collects them"""
         return self.actor.act(observation, self._noise(observation, 1, self.exploration_generator))[:, 0]
 
-    def _best(self, observation: PyTorchObs, candidates: th.Tensor) -> th.Tensor:
-        """Rank candidates of shape ``(B, n, A)`` by the ensemble mean of V(s, a, 1)."""
-        n_candidates = candidates.shape[1]
-        features = self.critic.features(observation).repeat_interleave(n_candidates, dim=0)
-        actions = candidates.flatten(0, 1)
-        values = self.critic.ensemble(th.cat([features, actions, actions.new_ones(len(actions), 1)], dim=-1))
-        return best_of_n(candidates, values.view(len(values), -1, n_candidates), "mean")
+    def _critic(self, observation: PyTorchObs) -> Critic:
+        """:return: values V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``"""
+        features = self.critic.features(observation).unsqueeze(1)
+
+        def critic(actions: th.Tensor) -> th.Tensor:
+            rows = actions.shape[:-1]
+            inputs = th.cat([features.expand(*rows, -1), actions, th.ones_like(actions[..., :1])], dim=-1)
+            return self.critic.ensemble(inputs.flatten(0, 1), frozen=True).view(-1, *rows)
+
+        return critic
+
+    def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
+        """:return: what ``flow_steps`` Euler steps from flow time r to t amount to, for points of shape ``(B, n, A)``"""
+        features = self.actor_ema.extract_features(observation, self.actor_ema.features_extractor)
+
+        def average(x: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+            velocity = self.actor_ema.velocity_net.bind(features.repeat_interleave(x.shape[1], dim=0))
+            start, step = r.flatten(0, 1), ((t - r) / self.flow_steps).flatten(0, 1)
+            end = x.flatten(0, 1)
+            for i in range(self.flow_steps):
+                end = th.addcmul(end, step, velocity(end, th.add(start, step, alpha=i)))
+            return (end.unflatten(0, x.shape[:2]) - x) / (t - r)
+
+        return average
 
 
 MlpPolicy = RQLPolicy

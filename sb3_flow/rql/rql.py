@@ -54,8 +54,8 @@ class RQL(OfflineToOnlineAlgorithm):
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
         function is not trained): the baseline to compare with
-    :param evaluation_mode: ``"sample"``, ``"zero"`` or ``"best_of_n"``: the noise that actions start from in
-        ``predict``, see :class:`RQLPolicy`; saved with the model
+    :param evaluation_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
+        :class:`RQLPolicy`; saved with the model
     :param n_candidates: n of ``"best_of_n"``
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step

@@ -17,6 +17,7 @@ MODES = (
     ("sample", True, "one fixed noise"),
     ("best_of_n", False, "best of 32 fresh noises"),
     ("best_of_n", True, "best of 32 fixed noises"),
+    ("qgbs", True, "Q-guided beam search"),
     ("zero", True, "zero noise (default)"),
 )
 

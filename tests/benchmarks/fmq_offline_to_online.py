@@ -39,7 +39,7 @@ SETTINGS = {
 }
 
 
-def evaluate(model: FMQ, task: str, sampler: str = "best_of_n", deterministic: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def evaluate(model: FMQ, task: str, sampler: str = "best_of_n", deterministic: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """:return: successes and returns"""
     model.set_sampler(sampler)
     env = VecNormalize(make_vec_env(task, n_envs=10, wrapper_class=SuccessInfo), training=False, norm_reward=False)
