@@ -30,6 +30,6 @@ def check_finite(where: str, **arrays: np.ndarray) -> None:
     :param arrays: numbers by name
     :raises FloatingPointError: if one of them is not finite
     """
-    for name, numbers in arrays.items():
-        if not np.isfinite(numbers).all():
-            raise FloatingPointError(f"{where} a non-finite {name.replace('_', ' ')}: {numbers}")
+    broken = [name.replace("_", " ") for name, numbers in arrays.items() if not np.isfinite(numbers).all()]
+    if broken:
+        raise FloatingPointError(f"{where} numbers that are not finite: {', '.join(broken)}.")

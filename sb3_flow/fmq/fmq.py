@@ -243,7 +243,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         a_r = (1 - r) * noise + r * batch.actions
         u = velocity(a_r, r, th.ones_like(r))
         target, metrics = self.guided_velocity(batch, a_r, r, u)
-        return {"guidance_loss": regression_loss(u, target, batch.action_mask), **metrics}
+        return {**metrics, "guidance_loss": regression_loss(u, target, batch.action_mask)}
 
     def actor_loss(
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
@@ -281,12 +281,12 @@ class FMQ(OfflineToOnlineAlgorithm):
             optimizer.step()
         gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]
         return {
-            "actor_loss": actor_loss,
-            "critic_loss": critic_loss,
-            "gradient_norm": th.nn.utils.get_total_norm(gradients),
-            "q_mean": q_values.detach().mean(),
             "target_mean": target.mean(),
+            "q_mean": q_values.detach().mean(),
+            "critic_loss": critic_loss,
             **parts,
+            "actor_loss": actor_loss,
+            "gradient_norm": th.nn.utils.get_total_norm(gradients),
         }
 
     # --------------------------------------------------------------------- phases
