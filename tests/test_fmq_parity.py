@@ -116,7 +116,7 @@ def guided_np(model, batch, draws, broken=None):
     pick = {"first": lambda q: q[0], "min": lambda q: q.min(0), "mean": lambda q: q.mean(0)}
     pick = pick["min" if broken == "minimum" else model.guidance_critic]
     g = gradient_np(lambda x: pick(q_np(model.critic, s, x)), a_1)
-    norm = 1.0 if broken == "not normalised" else np.sqrt((g**2).sum(1, keepdims=True)) + 1e-8
+    norm = 1.0 if model.normalize_gradient == (broken == "not normalised") else np.sqrt((g**2).sum(1, keepdims=True)) + 1e-8
     eta = np.full(B, model.eta)
     if model.adaptive_radius:
         q = q_np(model.critic, s, a_1)
@@ -161,6 +161,7 @@ OPTIONS = [
     {"guidance_at": "actor"},
     {"guidance_critic": "min"},
     {"guidance_critic": "mean"},
+    {"normalize_gradient": False},
 ]
 
 

@@ -58,6 +58,7 @@ class FMQ(OfflineToOnlineAlgorithm):
     :param radius: numerator of the adaptive radius: ``"released"`` has 1, ``"published"`` eta
     :param guidance_critic: the Q that is climbed: ``"first"``, ``"min"`` or ``"mean"``
     :param guidance_at: where its gradient is taken: at the ``"anchor"``'s action or the ``"actor"``'s
+    :param normalize_gradient: go the whole radius; else eta_eff g, as far as the slope is steep
     :param distillation_weight: weight of self-distillation in the online phase
     :param diagonal_weight: weight of flow matching in the online phase
     :param reanchor_every: gradient steps of the online phase between two copies of the actor to the anchor; 0 for never, as
@@ -112,6 +113,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         radius: str = "released",
         guidance_critic: str = "first",
         guidance_at: str = "anchor",
+        normalize_gradient: bool = True,
         distillation_weight: float = 0.0,
         diagonal_weight: float = 0.0,
         reanchor_every: int | None = None,
@@ -144,6 +146,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self.radius = radius
         self.guidance_critic = guidance_critic
         self.guidance_at = guidance_at
+        self.normalize_gradient = normalize_gradient
         self.distillation_weight = distillation_weight
         self.diagonal_weight = diagonal_weight
         self.reanchor_every = reanchor_every
@@ -221,7 +224,10 @@ class FMQ(OfflineToOnlineAlgorithm):
             eta: float | th.Tensor = self.eta
             if self.adaptive_radius:
                 eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius)  # type: ignore[arg-type]
-            target = q_guided_projection(u_off, g, eta)
+            if self.normalize_gradient:
+                target = q_guided_projection(u_off, g, eta)
+            else:
+                target = u_off + (eta.unsqueeze(1) if isinstance(eta, th.Tensor) else eta) * g
         return target, {
             "guidance_norm": g.norm(dim=1).mean(),
             "guidance_radius": eta.mean() if isinstance(eta, th.Tensor) else th.full_like(r[0, 0], eta),
