@@ -35,3 +35,6 @@ def test_attributes_are_there():
 def test_torch_internals():
     assert th._C._functorch.peek_interpreter_stack() is None
     assert th.autograd.forward_ad._current_level == -1
+    averages = [th.zeros(2)]
+    th._foreach_lerp_(averages, [th.ones(2)], 0.25)
+    assert averages[0].tolist() == [0.25, 0.25]
