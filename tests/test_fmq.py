@@ -421,6 +421,7 @@ def test_gradients_that_are_not_finite_stop_training(monkeypatch, dataset, horiz
         ({"lsd_gradient": "both"}, "lsd_gradient"),
         ({"horizon_length": 2, "execution_horizon": 3}, "execution_horizon"),
         ({"policy_kwargs": {"fourier_dim": 3}}, "fourier_dim"),
+        ({"policy_kwargs": {"n_critics": 0}, "sampler": "one_step"}, "n_critics"),
         ({"optimize_memory_usage": True}, "optimize_memory_usage"),
     ],
 )

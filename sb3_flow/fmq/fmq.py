@@ -353,6 +353,8 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        if self.policy.n_critics == 0:
+            raise ValueError("`n_critics` must be at least 1 for FMQ, but 0 was given: `learn_behaviour` needs no critic.")
         self.actor, self.anchor = self.policy.actor, self.policy.anchor
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
         self._critic_average = MovingAverage(self.critic, self.critic_target)
