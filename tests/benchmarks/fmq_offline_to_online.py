@@ -1,7 +1,7 @@
 """
 FMQ on a point maze: offline, then 20,000 environment steps online, with guidance and with imitation alone, over several seeds.
 
-Run by hand: ``python -m tests.benchmarks.fmq_offline_to_online --seeds 5 --workers 2`` (about half an hour on two cores). The
+Run by hand: ``python -m tests.benchmarks.fmq_offline_to_online --workers 2`` (half an hour on two cores). The
 data are made locally: statistically, not bitwise, the published ones. Of every seed one model is trained offline and both
 rules go on from it. Prints the success rates over seeds and episodes with 95% intervals (Wilson's over all episodes; the
 seeds' means beside it).
