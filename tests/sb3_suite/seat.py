@@ -35,7 +35,7 @@ def read_waivers(algorithm: str) -> dict[str, str]:
 
 
 # Settings that change the time of a test and nothing that it looks at
-QUICKER = {"FMQ": {"n_candidates": 4}}
+QUICKER = {"FMQ": {"n_candidates": 8}}
 
 ALGORITHM = os.environ.get("SB3_FLOW_SEAT", "RQL")
 SEAT, OURS = SEATS[ALGORITHM]
