@@ -35,16 +35,14 @@ def _openmp() -> Any:
 _parallel = _openmp()
 
 
-def _launcher(kernel: kernels.Kernel, z: th.Tensor, *tensors: th.Tensor | None) -> Callable[[], None]:
-    """:return: runs a kernel on these contiguous tensors (None: address 0), of which z has shape ``(K, B, D)``"""
+def _launcher(kernel: kernels.Kernel, z: th.Tensor, *tensors: th.Tensor) -> Callable[[], None]:
+    """:return: runs a kernel on these contiguous tensors, of which z has shape ``(K, B, D)``"""
     arrays = (z, *tensors)  # kept alive by what is returned
-    arguments = (ctypes.c_int64 * (4 + len(arrays)))(
-        0, *z.shape, *[0 if array is None else array.data_ptr() for array in arrays]
-    )
+    arguments = (ctypes.c_int64 * (4 + len(arrays)))(0, *z.shape, *[array.data_ptr() for array in arrays])
     threads = th.get_num_threads() if _parallel is not None and z.numel() >= SERIAL_BELOW else 1
     compiled = kernel.compiled
 
-    def launch(_: tuple[th.Tensor | None, ...] = arrays) -> None:
+    def launch(_: tuple[th.Tensor, ...] = arrays) -> None:
         arguments[0] = 0
         if threads == 1:
             compiled.ctypes(arguments)
@@ -148,13 +146,12 @@ class _FusedMLP(th.autograd.Function):
             grad = th.bmm(grad, _batched(weight).mT)
             z, statistics = ctx.hidden[i - 1]
             _, bias, scale, _ = layers[i - 1]
-            of_parameters = (1 if scale is None else 3, members, kernels.n_blocks(z.shape[1]), z.shape[2])
-            shares = z.new_empty(of_parameters) if ctx.learns else None
+            shares = z.new_empty(1 if scale is None else 3, members, kernels.n_blocks(z.shape[1]), z.shape[2])
             if scale is None:
                 _launcher(kernels.gelu_backward, z, bias, grad, shares)()
             else:
                 _launcher(kernels.gelu_layer_norm_backward, z, bias, scale, statistics, grad, shares)()
-            if shares is not None:
+            if ctx.learns:
                 of_layer = shares.sum(2).unbind()
                 for j, share in enumerate(of_layer, start=(i - 1) * ctx.per_layer + 1):
                     grads[j] = share.view_as(parameters[j])

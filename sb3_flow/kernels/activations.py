@@ -146,31 +146,27 @@ def gelu_forward(arguments):  # type: ignore[no-untyped-def]
 def gelu_backward(arguments):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`gelu_forward`. Addresses: z and bias; grad, which holds the gradient of the result and receives that
-    of z; shares of the gradient of bias, shape ``(1, K, n_blocks(B), D)``, to be summed over blocks; 0 if nobody wants them.
+    of z; shares of the gradient of bias, shape ``(1, K, n_blocks(B), D)``, to be summed over blocks.
     """
     members, batch, size = arguments[1], arguments[2], arguments[3]
     rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
     z, bias, grad = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, rows, size))
     shares = _rows(arguments, 3, members * blocks, size)
-    learns = arguments[7] != 0
     slope = np.empty(size, dtype=np.float32)
     while True:
         block = _take(arguments)
         if block >= members * blocks:
             break
         k, start = block // blocks, (block % blocks) * BLOCK
-        if learns:
-            for j in range(size):
-                shares[block, j] = _float(0.0)
+        for j in range(size):
+            shares[block, j] = _float(0.0)
         for b in range(k * batch + start, k * batch + min(start + BLOCK, batch)):
             for j in range(size):
                 v = z[b, j] + bias[k, j]
                 slope[j] = _gelu_slope(v, _gelu_tanh(v))
             for j in range(size):
                 grad[b, j] *= slope[j]
-            if learns:
-                for j in range(size):
-                    shares[block, j] += grad[b, j]
+                shares[block, j] += grad[b, j]
 
 
 @Kernel
@@ -214,14 +210,13 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`gelu_layer_norm_forward`. Addresses: z, bias, scale; the statistics, shape ``(2, K, B)``; grad, which
     holds the gradient of the result and receives that of z; shares of the gradients of bias, scale and shift, shape
-    ``(3, K, n_blocks(B), D)``, to be summed over blocks; 0 if nobody wants them.
+    ``(3, K, n_blocks(B), D)``, to be summed over blocks.
     """
     members, batch, size = arguments[1], arguments[2], arguments[3]
     rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
     z, bias, scale = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, members, size))
     statistics, grad = _rows(arguments, 3, 2, rows), _rows(arguments, 4, rows, size)
     shares = _rows(arguments, 5, 3 * members * blocks, size)
-    learns = arguments[9] != 0
     inverse = _ONE / _float(size)
     normed = np.empty(size, dtype=np.float32)
     slope = np.empty(size, dtype=np.float32)
@@ -231,11 +226,10 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
             break
         k, start = block // blocks, (block % blocks) * BLOCK
         of_bias, of_scale, of_shift = block, members * blocks + block, 2 * members * blocks + block
-        if learns:
-            for j in range(size):
-                shares[of_bias, j] = _float(0.0)
-                shares[of_scale, j] = _float(0.0)
-                shares[of_shift, j] = _float(0.0)
+        for j in range(size):
+            shares[of_bias, j] = _float(0.0)
+            shares[of_scale, j] = _float(0.0)
+            shares[of_shift, j] = _float(0.0)
         for b in range(k * batch + start, k * batch + min(start + BLOCK, batch)):
             m, r = statistics[0, b], statistics[1, b]
             sum_d, sum_dn = _float(0.0), _float(0.0)
@@ -245,18 +239,15 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
                 slope[j] = _gelu_slope(v, t)
                 n = (_HALF * v * (_ONE + t) - m) * r
                 normed[j] = n
-                d = grad[b, j] * scale[k, j]
+                go = grad[b, j]
+                shares[of_scale, j] += go * n
+                shares[of_shift, j] += go
+                d = go * scale[k, j]
                 sum_d += d
                 sum_dn += d * n
-            if learns:
-                for j in range(size):
-                    shares[of_scale, j] += grad[b, j] * normed[j]
-                    shares[of_shift, j] += grad[b, j]
             sum_d *= inverse
             sum_dn *= inverse
             for j in range(size):
                 g = r * (grad[b, j] * scale[k, j] - sum_d - normed[j] * sum_dn) * slope[j]
                 grad[b, j] = g
-            if learns:
-                for j in range(size):
-                    shares[of_bias, j] += grad[b, j]
+                shares[of_bias, j] += g
