@@ -1,0 +1,293 @@
+"""
+Generalised advantage estimation (GAE; Schulman et al. 2016, arXiv 1506.02438) with terminations and time limits told apart.
+
+Arrays are time-major. A step that carries both flags counts as terminated, as in SB3.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from sb3_flow.kernels.checks import BOOL, explain_result, float_array
+from sb3_flow.kernels.recurrence import CHUNK, Loop, all_finite, compiled, solve, solve_in_order
+from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
+
+PARALLEL_SIZE = 100_000
+"""Entries below which several threads cost more time than they save."""
+PARALLEL_COLUMNS = 32
+"""Environments per thread at a time; fewer would share cache lines."""
+
+
+def compute_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    *,
+    last_values: np.ndarray | float | None = None,
+    terminated: np.ndarray | None = None,
+    truncated: np.ndarray | None = None,
+    final_values: np.ndarray | None = None,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    parallel: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    delta_t = r_t + gamma (1 - term_t) V'_t - V_t;  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1};  R_t = A_t + V_t,
+    where V'_t is V_{t+1}, ``last_values`` at the last step, or ``final_values`` where truncated and not terminated.
+
+    :param rewards: float32 or float64, shape ``(T,)`` or ``(T, N)``
+    :param values: V(s_t), same shape and dtype, or with a row T that holds the last values
+    :param last_values: V of the observation after the last step, shape ``(N,)`` (a number for ``(T,)``); None if ``values``
+        has T + 1 rows, or if every trajectory ends at the last step
+    :param terminated: bool, same shape as ``rewards``; None: nowhere
+    :param truncated: likewise, and then ``final_values`` must be given
+    :param final_values: V of each step's final observation (not of the reset one), same shape; looked at only where truncated
+        and not terminated
+    :param gamma: discount factor
+    :param gae_lambda: trade-off of bias and variance
+    :param parallel: use numba's threads if there are at least 100,000 entries and 64 environments. Only where the cores are
+        otherwise idle: a thread that has to wait for one costs milliseconds
+    :return: advantages and returns, shape and dtype of ``rewards``
+    :raises ValueError: if shapes or dtypes do not fit, a number that is used is not finite, or a factor is not in [0, 1]
+    """
+    check_discounts(gamma, gae_lambda)
+    factors = float(gamma), float(gamma * gae_lambda)
+    if not parallel:
+        try:
+            out = np.empty((2, *rewards.shape), rewards.dtype)  # one allocation, and one argument less to unpack
+            arguments = rewards, values, last_values, terminated, truncated, final_values
+            if _gae.call(*arguments, *factors, out):
+                return out[0], out[1]
+        except (AttributeError, TypeError):
+            pass
+    # Something needs to be converted or compiled, or is wrong
+    arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
+    steps = arrays[0]
+    out = np.empty((2, *steps.shape), steps.dtype)
+    if parallel and steps.size >= PARALLEL_SIZE and steps.shape[1] >= 2 * PARALLEL_COLUMNS:
+        finite = _gae_parallel(*_all_flags(arrays), *factors, out)
+    else:
+        finite = _gae.checked(*arrays, *factors, out)
+    if not finite:
+        explain(*arrays)
+    if rewards.ndim == 1:
+        return out[0, :, 0], out[1, :, 0]
+    return out[0], out[1]
+
+
+def compute_lambda_returns(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    *,
+    last_values: np.ndarray | float | None = None,
+    terminated: np.ndarray | None = None,
+    truncated: np.ndarray | None = None,
+    final_values: np.ndarray | None = None,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> np.ndarray:
+    """
+    TD(lambda) returns G_t = r_t + gamma [(1 - lambda) V'_t + lambda G_{t+1}], G = V' where a trajectory or the arrays end:
+    the returns of :func:`compute_gae`, whose arguments these are.
+
+    :return: shape and dtype of ``rewards``
+    :raises ValueError: as :func:`compute_gae`
+    """
+    return compute_gae(
+        rewards,
+        values,
+        last_values=last_values,
+        terminated=terminated,
+        truncated=truncated,
+        final_values=final_values,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+    )[1]
+
+
+def compute_gae_sb3(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    episode_starts: np.ndarray,
+    last_values: np.ndarray,
+    dones: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    What SB3's ``RolloutBuffer.compute_returns_and_advantage`` computes, to the last bit (checked on SB3 2.9.2).
+
+    :param rewards: float32 or float64, shape ``(T, N)``; bootstrap values of time limits already added, as SB3 does
+    :param values: same shape and dtype
+    :param episode_starts: same shape and dtype: 1 where the step is the first of an episode
+    :param last_values: V of the observation after the last step, shape ``(N,)``
+    :param dones: whether the last step ended an episode, shape ``(N,)``, any dtype
+    :param gamma: discount factor, a Python float as in SB3 (it is rounded to the arrays' dtype)
+    :param gae_lambda: trade-off of bias and variance
+    :return: advantages and returns, same shape and dtype
+    :raises ValueError: if shapes or dtypes do not fit, a number is not finite, or a factor is not in [0, 1]
+    """
+    check_discounts(gamma, gae_lambda)
+    rewards = float_array("rewards", rewards)
+    shape, dtype = rewards.shape, rewards.dtype
+    if len(shape) != 2 or not rewards.size:
+        raise ValueError(f"`rewards` must have shape (T, N), neither of them 0, but {shape} was given.")
+    values = float_array("values", values, shape, dtype)
+    episode_starts = float_array("episode_starts", episode_starts, shape, dtype)
+    last_values = float_array("last_values", last_values, shape[1:], dtype)
+    dones = float_array("dones", np.asarray(dones).astype(dtype), shape[1:], dtype)
+    advantages, returns = np.empty_like(rewards), np.empty_like(rewards)
+    arrays = rewards, values, episode_starts, last_values, dones
+    if not _gae_sb3(*arrays, float(gamma), float(gamma * gae_lambda), advantages, returns):
+        names = ("rewards", "values", "episode_starts", "last_values", "dones")
+        explain_result(dtype, **dict(zip(names, arrays, strict=True)))
+    return advantages, returns
+
+
+def batch_compute_gae(
+    rewards: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    *,
+    last_values: Sequence[float] | np.ndarray | None = None,
+    terminated: Sequence[bool] | np.ndarray | None = None,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """
+    :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
+
+    :param rewards: one array of shape ``(T_i,)`` per trajectory, all of one dtype
+    :param values: shape ``(T_i,)``, or ``(T_i + 1,)`` with the value of the last observation (all of them alike)
+    :param gamma: discount factor
+    :param gae_lambda: trade-off of bias and variance
+    :param last_values: values of the last observations, one per trajectory; None if ``values`` holds them, or if all
+        trajectories terminate
+    :param terminated: whether a trajectory ends in a terminal state, one per trajectory; None: none does
+    :return: advantages and returns, one array of shape ``(T_i,)`` per trajectory
+    :raises ValueError: if numbers of trajectories or lengths differ, or as :func:`compute_gae`
+    """
+    n = len(rewards)
+    for name, given in (("values", values), ("last_values", last_values), ("terminated", terminated)):
+        if given is not None and len(given) != n:
+            raise ValueError(f"`{name}` must have one entry per trajectory, {n}, but {len(given)} were given.")
+    if not n:
+        return [], []
+    dtype = float_array("rewards[0]", rewards[0]).dtype
+    longer = int(len(values[0]) == len(rewards[0]) + 1)
+    if longer and last_values is not None:
+        raise ValueError("`last_values` must be None if `values` holds the values of the last observations.")
+    for i, (r, v) in enumerate(zip(rewards, values, strict=True)):
+        float_array(f"rewards[{i}]", r, (len(r),), dtype)
+        float_array(f"values[{i}]", v, (len(r) + longer,), dtype)
+        if not len(r):
+            raise ValueError(f"`rewards[{i}]` must have at least one step, but it is empty.")
+    ends = np.zeros(n, BOOL) if terminated is None else np.asarray(terminated, BOOL)
+    if longer:
+        bootstrap = np.array([v[-1] for v in values], dtype)
+    elif last_values is not None:
+        bootstrap = np.asarray(last_values, dtype)
+    elif ends.all():
+        bootstrap = np.zeros(n, dtype)
+    else:
+        raise ValueError("`last_values` must be given, or `values` with T + 1 entries, unless all trajectories terminate.")
+    # One long trajectory that is cut after each of the given ones
+    last = np.cumsum([len(r) for r in rewards]) - 1
+    flat = np.concatenate(rewards)
+    term, trunc, final = np.zeros(flat.size, BOOL), np.zeros(flat.size, BOOL), np.zeros(flat.size, dtype)
+    term[last], trunc[last], final[last] = ends, ~ends, bootstrap
+    flat_values = np.concatenate([v[:-1] for v in values] if longer else values)
+    advantages, returns = compute_gae(
+        flat, flat_values, terminated=term, truncated=trunc, final_values=final, gamma=gamma, gae_lambda=gae_lambda
+    )
+    return np.split(advantages, last[:-1] + 1), np.split(returns, last[:-1] + 1)
+
+
+def _all_flags(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parallel loop exists in one form only, since it takes long to compile."""
+    rewards, values, last_values, terminated, truncated, final_values = arrays
+    nowhere = np.zeros(rewards.shape, BOOL)
+    return (
+        rewards,
+        values,
+        last_values,
+        nowhere if terminated is None else terminated,
+        nowhere if truncated is None else truncated,
+        rewards if final_values is None else final_values,
+    )
+
+
+@Loop
+def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
+    if not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
+        return False
+    n_envs = last_values.size
+    term = None if terminated is None else terminated.ravel()
+    trunc = None if truncated is None else truncated.ravel()
+    final = None if final_values is None else final_values.ravel()
+    r, v, a, ret = rewards.ravel(), values.ravel(), out[0].ravel(), out[1].ravel()
+    g, gl = a.dtype.type(gamma), a.dtype.type(factor)
+    chunk = max(CHUNK // n_envs, 1) * n_envs
+    stop = r.size
+    while stop > 0:
+        start = max(stop - chunk, 0)
+        d, c = a[start:stop], ret[start:stop]  # the returns' place holds the coefficients until they are known
+        td_errors(r, v, last_values, term, trunc, final, g, start, d)
+        continuations(term, trunc, gl, start, c)
+        last = d.size - n_envs
+        if stop < r.size:
+            for i in range(n_envs):
+                d[last + i] += c[last + i] * a[stop + i]
+        c[last:] = 0
+        solve(d, c, n_envs)
+        of = v[start:stop]
+        for i in range(d.size):
+            c[i] = d[i] + of[i]
+        stop = start
+    return all_finite(ret)
+
+
+@compiled(parallel=True)
+def _gae_parallel(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
+    n_steps, n_envs = rewards.shape
+    advantages, returns = out[0], out[1]
+    g, gl = advantages.dtype.type(gamma), advantages.dtype.type(factor)
+    zero = advantages.dtype.type(0)
+    for block in prange((n_envs + PARALLEL_COLUMNS - 1) // PARALLEL_COLUMNS):
+        low, high = block * PARALLEL_COLUMNS, min((block + 1) * PARALLEL_COLUMNS, n_envs)
+        for back in range(n_steps):
+            t = n_steps - 1 - back
+            for j in range(low, high):
+                successor = values[t + 1, j] if back else last_values[j]
+                at_limit = final_values[t, j]
+                successor = at_limit if truncated[t, j] else successor
+                advantages[t, j] = rewards[t, j] + g * (zero if terminated[t, j] else successor) - values[t, j]
+            if back:
+                for j in range(low, high):
+                    following = advantages[t + 1, j]
+                    advantages[t, j] += zero if terminated[t, j] | truncated[t, j] else gl * following
+            for j in range(low, high):
+                returns[t, j] = advantages[t, j] + values[t, j]
+    return all_finite(returns.ravel())
+
+
+@compiled(fastmath=False)
+def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):  # type: ignore[no-untyped-def]
+    # The order of operations, and no fused ones, are what makes it equal to SB3
+    n_envs = last_values.size
+    r, v, starts, a, ret = rewards.ravel(), values.ravel(), episode_starts.ravel(), advantages.ravel(), returns.ravel()
+    g, gl = a.dtype.type(gamma), a.dtype.type(factor)
+    zero, one = a.dtype.type(0), a.dtype.type(1)
+    inside = r.size - n_envs
+    following, next_starts, c = v[n_envs:], starts[n_envs:], np.empty_like(a)
+    for i in range(inside):
+        a[i] = r[i] + g * following[i] * (one - next_starts[i]) - v[i]
+    for i in range(inside):
+        c[i] = gl * (one - next_starts[i])
+    for i in range(n_envs):
+        j, alive = inside + i, one - dones[i]
+        a[j] = (r[j] + g * last_values[i] * alive - v[j]) + gl * alive * zero
+    solve_in_order(a, c, n_envs)
+    for i in range(r.size):
+        ret[i] = a[i] + v[i]
+    return all_finite(ret)

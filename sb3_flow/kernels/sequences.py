@@ -1,0 +1,187 @@
+"""What GAE and V-trace share: checks of a batch of trajectories, one-step errors, and where discounted sums are cut."""
+
+import numpy as np
+
+from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_array, float_array
+from sb3_flow.kernels.recurrence import compiled
+
+Optional = np.ndarray | None
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, Optional, Optional, Optional]
+
+
+def check_discounts(gamma: float, gae_lambda: float) -> None:
+    """
+    :raises ValueError: if one is not in [0, 1]
+    """
+    if not (0.0 <= gamma <= 1.0 and 0.0 <= gae_lambda <= 1.0):
+        check_range("gamma", gamma, 0.0, 1.0)
+        check_range("gae_lambda", gae_lambda, 0.0, 1.0)
+
+
+def check_sequences(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    last_values: np.ndarray | float | None,
+    terminated: Optional,
+    truncated: Optional,
+    final_values: Optional,
+) -> Arrays:
+    """
+    :param rewards: shape ``(T,)`` or ``(T, N)``
+    :param values: the same shape, or one row more
+    :param last_values: shape ``(N,)``, or a number for ``(T,)``
+    :param terminated: flags in the shape of the rewards, or None
+    :param truncated: likewise
+    :param final_values: in the shape of the rewards; given with ``truncated``
+    :return: all of them as the loops want them, of shape ``(T, N)`` (``values`` possibly with a row more) and ``(N,)``; flags
+        are None, or the terminations alone, or all three arrays
+    :raises ValueError: if something is missing or does not fit
+    """
+    rewards = float_array("rewards", rewards)
+    shape, dtype = rewards.shape, rewards.dtype
+    if len(shape) not in (1, 2) or not rewards.size:
+        raise ValueError(f"`rewards` must have shape (T,) or (T, N), neither of them 0, but {shape} was given.")
+    if terminated is not None:
+        terminated = flag_array("terminated", terminated, shape)
+    if truncated is not None or final_values is not None:
+        truncated, final_values, terminated = _check_truncation(shape, dtype, truncated, final_values, terminated)
+    n_steps = shape[0]
+    if type(values) is np.ndarray and values.shape == (n_steps + 1, *shape[1:]):
+        values = float_array("values", values, values.shape, dtype)
+        if last_values is not None:
+            raise ValueError(f"`last_values` must be None if `values` has T + 1 = {n_steps + 1} rows, but both were given.")
+        last_values = values[n_steps:].reshape(-1)
+    else:
+        values = float_array("values", values, shape, dtype)
+        if last_values is None:
+            last_values = _no_last_values(shape, dtype, terminated, truncated)
+        elif len(shape) == 1:
+            last_values = np.asarray(last_values, dtype=dtype)
+            if last_values.shape not in ((), (1,)):
+                raise ValueError(f"`last_values` must be one number, but shape {last_values.shape} was given.")
+            last_values = last_values.reshape(1)
+        else:
+            last_values = float_array("last_values", last_values, shape[1:], dtype)  # type: ignore[arg-type]
+    if len(shape) == 2:
+        return rewards, values, last_values, terminated, truncated, final_values
+    columns = [None if array is None else array.reshape(-1, 1) for array in (terminated, truncated, final_values)]
+    return rewards.reshape(-1, 1), values.reshape(-1, 1), last_values, columns[0], columns[1], columns[2]
+
+
+def _check_truncation(
+    shape: tuple[int, ...], dtype: np.dtype, truncated: Optional, final_values: Optional, terminated: Optional
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    for name, given, other in (("final_values", final_values, "truncated"), ("truncated", truncated, "final_values")):
+        if given is None:
+            raise ValueError(f"`{name}` must be given with `{other}`: both say where and how a time limit is bootstrapped.")
+    return (
+        flag_array("truncated", truncated, shape),  # type: ignore[arg-type]
+        float_array("final_values", final_values, shape, dtype),  # type: ignore[arg-type]
+        np.zeros(shape, BOOL) if terminated is None else terminated,
+    )
+
+
+def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: Optional, truncated: Optional) -> np.ndarray:
+    """Nothing follows if all trajectories end at the last step."""
+    done = np.zeros(shape[1:], BOOL)
+    for flags in (terminated, truncated):
+        if flags is not None:
+            done = done | flags[-1]
+    if not done.all():
+        raise ValueError(
+            f"`last_values` must be given, or `values` with T + 1 = {shape[0] + 1} rows, "
+            "unless every trajectory ends at the last step."
+        )
+    return np.zeros(done.size, dtype)
+
+
+def explain(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    last_values: np.ndarray,
+    terminated: Optional,
+    truncated: Optional,
+    final_values: Optional,
+    **others: np.ndarray,
+) -> None:
+    """
+    For results that are not finite: only bootstrap values that are used are searched.
+
+    :raises ValueError: always
+    """
+    ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated.copy()
+    if truncated is not None and final_values is not None:
+        others["final_values"] = np.where(truncated & ~ends, final_values, 0)
+        ends |= truncated
+    last_values = np.where(ends[-1], 0, last_values)
+    explain_result(rewards.dtype, rewards=rewards, values=values, last_values=last_values, **others)
+
+
+@compiled()
+def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):  # type: ignore[no-untyped-def]
+    """:return: whether all arrays have the shape of the rewards, and there is something to do"""
+    fit = rewards.size > 0 and values.shape == rewards.shape and last_values.size == rewards.shape[1]
+    if terminated is not None:
+        fit = fit and terminated.shape == rewards.shape
+    if truncated is not None:
+        fit = fit and truncated.shape == rewards.shape and final_values.shape == rewards.shape
+    return fit
+
+
+@compiled()
+def td_errors(rewards, values, last_values, terminated, truncated, final_values, gamma, start, out):  # type: ignore[no-untyped-def]
+    """
+    r_t + gamma (1 - term_t) V'_t - V_t, where V'_t is V_{t+1}, or V(final observation) where truncated.
+
+    :param out: the flat entries from ``start`` on (whole steps); all arrays but ``last_values`` are flat
+    """
+    size, n_envs = out.size, last_values.size
+    inside = min(size, rewards.size - n_envs - start)  # entries whose successor is in the arrays
+    first = start + n_envs
+    r, v, following = rewards[start : start + size], values[start : start + size], values[first : first + inside]
+    zero = out.dtype.type(0)
+    # Values are loaded before they are chosen, and each loop stores to one array: the compiler vectorises nothing else
+    if truncated is not None:
+        term, trunc = terminated[start : start + size], truncated[start : start + size]
+        final = final_values[start : start + size]
+        for i in range(inside):
+            at_limit, other = final[i], following[i]
+            out[i] = at_limit if trunc[i] else other
+        for i in range(inside, size):
+            out[i] = final[i] if trunc[i] else last_values[i - inside]
+        for i in range(size):
+            successor = out[i]
+            out[i] = r[i] + gamma * (zero if term[i] else successor) - v[i]
+    elif terminated is not None:
+        term = terminated[start : start + size]
+        for i in range(inside):
+            successor = following[i]
+            out[i] = r[i] + gamma * (zero if term[i] else successor) - v[i]
+        for i in range(inside, size):
+            out[i] = r[i] + gamma * (zero if term[i] else last_values[i - inside]) - v[i]
+    else:
+        for i in range(inside):
+            out[i] = r[i] + gamma * following[i] - v[i]
+        for i in range(inside, size):
+            out[i] = r[i] + gamma * last_values[i - inside] - v[i]
+
+
+@compiled()
+def continuations(terminated, truncated, factor, start, out):  # type: ignore[no-untyped-def]
+    """
+    factor (1 - term_t) (1 - trunc_t)
+
+    :param out: the flat entries from ``start`` on; all arrays are flat
+    """
+    zero = out.dtype.type(0)
+    if truncated is not None:
+        term, trunc = terminated[start : start + out.size], truncated[start : start + out.size]
+        for i in range(out.size):
+            out[i] = zero if term[i] | trunc[i] else factor
+    elif terminated is not None:
+        term = terminated[start : start + out.size]
+        for i in range(out.size):
+            out[i] = zero if term[i] else factor
+    else:
+        for i in range(out.size):
+            out[i] = factor
