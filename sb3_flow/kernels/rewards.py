@@ -1,0 +1,150 @@
+"""Reward statistics and transformations. Sums are computed in float64; results have the rewards' dtype."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sb3_flow.kernels.checks import BOOL, check_range, check_shape, flag_array, numbers
+from sb3_flow.kernels.recurrence import compiled
+
+FLAT_RANGE = 1e-10
+"""Rewards that spread less than this are not stretched."""
+
+
+def normalize_rewards(
+    rewards: ArrayLike, running_mean: float = 0.0, running_var: float = 1.0, count: int = 0, epsilon: float = 1e-8
+) -> tuple[np.ndarray, float, float, int]:
+    """
+    Mean and variance are updated with the whole batch (Chan's merge of Welford's sums), then every reward is normalised by
+    them: (r - mean) / sqrt(var + epsilon).
+
+    :param rewards: shape ``(n,)``
+    :param running_mean: mean so far
+    :param running_var: population variance so far; without weight while ``count`` is 0
+    :param count: number of rewards so far
+    :param epsilon: added to the variance
+    :return: normalised rewards, shape ``(n,)``, and the new mean, variance (0 for a single reward) and count
+    :raises ValueError: if a number is not finite or negative where it must not be
+    """
+    r = numbers("rewards", rewards)
+    check_range("running_mean", running_mean, -np.finfo(float).max, np.finfo(float).max)
+    for name, given in (("running_var", running_var), ("count", count), ("epsilon", epsilon)):
+        check_range(name, given, 0, np.finfo(float).max)
+    if not r.size:
+        return r, running_mean, running_var, count
+    total = count + r.size
+    batch_mean = float(r.mean(dtype=np.float64))
+    difference = batch_mean - running_mean if count else 0.0
+    mean = running_mean + difference * r.size / total if count else batch_mean
+    squares = float(np.square(r - batch_mean, dtype=np.float64).sum())
+    squares += running_var * count + difference**2 * count * r.size / total
+    variance = squares / total if total > 1 else 0.0
+    if not np.isfinite(variance):
+        raise ValueError("The numbers in `rewards` are too large: their variance does not fit float64.")
+    normalised = (r.astype(np.float64) - mean) / np.sqrt(max(variance + epsilon, np.finfo(float).tiny))
+    return normalised.astype(r.dtype), mean, variance, total
+
+
+def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarray:
+    """
+    :param rewards: shape ``(n,)``, ``(T, N)`` or ``(T, K, G)``
+    :param minimum: lower bound; -inf for none
+    :param maximum: upper bound; inf for none
+    :return: rewards in [minimum, maximum]
+    :raises ValueError: if ``minimum`` exceeds ``maximum``, a bound is NaN, or a reward is not finite
+    """
+    if not minimum <= maximum:
+        raise ValueError(f"`minimum` must not exceed `maximum`, but {minimum} and {maximum} were given.")
+    return np.clip(numbers("rewards", rewards, (1, 2, 3)), minimum, maximum)
+
+
+def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
+    """
+    :param rewards: at least one, shape ``(n,)``, ``(T, N)`` or ``(T, K, G)``
+    :return: mean, std (population), min, max, median, count
+    :raises ValueError: if there is none, or one is not finite
+    """
+    r = numbers("rewards", rewards, (1, 2, 3))
+    if not r.size:
+        raise ValueError("`rewards` must hold at least one reward, but it is empty.")
+    r = r.astype(np.float64, copy=False)
+    return {
+        "mean": float(r.mean()),
+        "std": float(r.std()),
+        "min": float(r.min()),
+        "max": float(r.max()),
+        "median": float(np.median(r)),
+        "count": r.size,
+    }
+
+
+def shape_rewards(
+    rewards: ArrayLike,
+    potentials: ArrayLike,
+    next_potentials: ArrayLike,
+    gamma: float,
+    terminated: np.ndarray | None = None,
+) -> np.ndarray:
+    """
+    r + gamma Phi(s') - Phi(s) (Ng et al. 1999), which leaves optimal policies as they are if terminal states have potential 0.
+
+    :param rewards: shape ``(n,)`` or ``(T, N)``
+    :param potentials: Phi(s), same shape
+    :param next_potentials: Phi(s') of the true successor, same shape
+    :param gamma: discount factor
+    :param terminated: bool, same shape: where Phi(s') is 0; None: nowhere
+    :return: same shape
+    :raises ValueError: if shapes differ, a number is not finite, or gamma is not in [0, 1]
+    """
+    check_range("gamma", gamma, 0.0, 1.0)
+    r = numbers("rewards", rewards, (1, 2))
+    before, after = numbers("potentials", potentials, (1, 2)), numbers("next_potentials", next_potentials, (1, 2))
+    check_shape("potentials", before.shape, r.shape)
+    check_shape("next_potentials", after.shape, r.shape)
+    ends = np.zeros(r.shape, BOOL) if terminated is None else flag_array("terminated", terminated, r.shape)
+    return (r + gamma * np.where(ends, 0, after) - before).astype(r.dtype, copy=False)
+
+
+def exponential_moving_average(x: ArrayLike, alpha: float) -> np.ndarray:
+    """
+    e_0 = x_0;  e_t = alpha x_t + (1 - alpha) e_{t-1}
+
+    :param x: shape ``(n,)``
+    :param alpha: weight of the newest number, in [0, 1]
+    :return: shape ``(n,)``
+    :raises ValueError: if a number is not finite or alpha is not in [0, 1]
+    """
+    check_range("alpha", alpha, 0.0, 1.0)
+    series = numbers("x", x)
+    out = np.empty_like(series)
+    _moving_average(series, float(alpha), out)
+    return out
+
+
+def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float) -> np.ndarray:
+    """
+    The linear map of [min, max] onto the target range; rewards that spread less than 1e-10 become its middle.
+
+    :param rewards: shape ``(n,)`` or ``(T, N)``
+    :param target_min: where the smallest reward goes
+    :param target_max: where the largest goes
+    :return: same shape
+    :raises ValueError: if a number is not finite, or ``target_min`` exceeds ``target_max``
+    """
+    if not -np.inf < target_min <= target_max < np.inf:
+        raise ValueError(f"`target_min` must not exceed `target_max`, both finite, but {target_min}, {target_max} were given.")
+    r = numbers("rewards", rewards, (1, 2))
+    if not r.size:
+        return r
+    low, high = float(r.min()), float(r.max())
+    if high - low < FLAT_RANGE:
+        return np.full_like(r, 0.5 * (target_min + target_max))
+    share = (r.astype(np.float64) - low) / (high - low)
+    return (target_min + share * (target_max - target_min)).astype(r.dtype)
+
+
+@compiled()
+def _moving_average(x, alpha, out):  # type: ignore[no-untyped-def]
+    average = 0.0
+    for i in range(x.size):
+        average = alpha * x[i] + (1.0 - alpha) * average if i else np.float64(x[i])
+        out[i] = average
