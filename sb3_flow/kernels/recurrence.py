@@ -1,23 +1,29 @@
 """
 Backward linear recurrences x_t = d_t + c_t x_{t+1}, the core of every discounted sum in this package; compiled with numba.
 
-Arrays are flat views of time-major ``(T, N)`` arrays, so a step's successor lies N entries further: one loop over entries
-serves any N, and the compiler vectorises it where N is a power of two that it knows. For N below 8 neighbouring steps are
-first merged (x_t = (d_t + c_t d_{t+1}) + c_t c_{t+1} x_{t+2}), which makes a chain of T dependent operations 8 times shorter.
+Arrays are flat views of time-major ``(T, N)`` arrays, so a step's successor lies N entries further: one loop over blocks
+of 8 entries serves any N. For N below 8 neighbouring steps are first merged, x_t = (d_t + c_t d_{t+1}) + c_t c_{t+1} x_{t+2},
+which also makes the chain of dependent operations up to 8 times shorter.
 
-A ``reassoc`` or ``contract`` flag lets the compiler reorder or fuse operations; NaN and infinity keep their meaning.
+``contract`` and ``reassoc`` let the compiler fuse or reorder operations; NaN and infinity keep their meaning.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 CHUNK = 2048
 """Entries that are worked on at a time, from the last to the first, so that scratch memory stays in the cache."""
 
+BLOCK = 8
+"""Entries of one vector operation."""
+
 Function = Callable[..., Any]
+_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
 
 def compiled(**options: Any) -> Callable[[Function], Function]:
@@ -57,48 +63,79 @@ class Loop:
         raise TypeError("not compiled yet")
 
 
+def _block_operation(fused: bool, add: bool) -> Any:
+    """
+    :return: an operation on d, c, i, j: d[i:i+8] += c[i:i+8] d[j:j+8], or without c: d[i:i+8] *= d[j:j+8]; all entries are
+        read before any is written. The compiler cannot make this of a loop, as it does not know that blocks are independent.
+    """
+    flags = ("contract",) if fused else ()
+
+    def operation(typingctx, d, c, i, j):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            kind = signature.args[0]
+            block, align = ir.VectorType(context.get_value_type(kind.dtype), BLOCK), kind.dtype.bitwidth // 8
+
+            def place(array, index):  # type: ignore[no-untyped-def]
+                data = context.make_array(signature.args[array])(context, builder, value=args[array]).data
+                return builder.bitcast(builder.gep(data, [args[index]]), block.as_pointer())
+
+            first, second = builder.load(place(0, 2), align=align), builder.load(place(0, 3), align=align)
+            if add:
+                product = builder.fmul(builder.load(place(1, 2), align=align), second, flags=flags)
+                result = builder.fadd(first, product, flags=flags)
+            else:
+                result = builder.fmul(first, second)
+            builder.store(result, place(0, 2), align=align)
+            return context.get_dummy_value()
+
+        return types.none(d, c, types.intp, types.intp), codegen
+
+    return _intrinsic(operation)
+
+
+_add_block, _add_block_in_order = _block_operation(True, True), _block_operation(False, True)
+_multiply_block = _block_operation(True, False)
+
+
+@_intrinsic
+def _chain_blocks(typingctx, d, c, count):  # type: ignore[no-untyped-def]
+    """From d[8 count:8 count+8] down to d[0:8], each block += its c times the following block, which stays in a register."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        kind = signature.args[0]
+        block, align = ir.VectorType(context.get_value_type(kind.dtype), BLOCK), kind.dtype.bitwidth // 8
+        x, factors = (context.make_array(kind)(context, builder, value=array).data for array in args[:2])
+        size = args[2].type(BLOCK)
+
+        def place(data, index):  # type: ignore[no-untyped-def]
+            return builder.bitcast(builder.gep(data, [builder.mul(index, size)]), block.as_pointer())
+
+        following = cgutils.alloca_once(builder, block)
+        builder.store(builder.load(place(x, args[2]), align=align), following)
+        with cgutils.for_range(builder, args[2]) as loop:
+            index = builder.sub(builder.sub(args[2], loop.index), args[2].type(1))
+            product = builder.fmul(
+                builder.load(place(factors, index), align=align), builder.load(following), flags=("contract",)
+            )
+            result = builder.fadd(builder.load(place(x, index), align=align), product, flags=("contract",))
+            builder.store(result, place(x, index), align=align)
+            builder.store(result, following)
+        return context.get_dummy_value()
+
+    return types.none(d, c, types.intp), codegen
+
+
 @compiled(inline="always")
-def merge(d, c, lag):  # type: ignore[no-untyped-def]
+def _merge(d, c, lag):  # type: ignore[no-untyped-def]
     """From a recurrence over ``lag`` entries to one over twice as many."""
     size = d.size - lag
-    for i in range(size):
+    blocks = max(size - size % BLOCK, 0)
+    for i in range(0, blocks, BLOCK):
+        _add_block(d, c, i, i + lag)
+        _multiply_block(c, c, i, i + lag)
+    for i in range(blocks, size):
         d[i] += c[i] * d[i + lag]
-    for i in range(size):
         c[i] *= c[i + lag]
-
-
-@compiled(inline="always")
-def backward(d, c, lag):  # type: ignore[no-untyped-def]
-    for i in range(d.size - lag - 1, -1, -1):
-        d[i] += c[i] * d[i + lag]
-
-
-@compiled(inline="always")
-def dispatch(d, c, lag):  # type: ignore[no-untyped-def]
-    # The distances are literals: with a variable the compiler could not vectorise the loop
-    if lag == 1:
-        backward(d, c, 1)
-    elif lag == 2:
-        backward(d, c, 2)
-    elif lag == 4:
-        backward(d, c, 4)
-    elif lag == 8:
-        backward(d, c, 8)
-    elif lag == 16:
-        backward(d, c, 16)
-    elif lag == 32:
-        backward(d, c, 32)
-    elif lag == 64:
-        backward(d, c, 64)
-    elif lag == 128:
-        backward(d, c, 128)
-    elif lag == 256:
-        backward(d, c, 256)
-    else:
-        distance = np.uintp(lag)  # unsigned: no test for negative indices
-        for k in range(lag, d.size):
-            i = np.uintp(d.size - 1 - k)
-            d[i] += c[i] * d[i + distance]
 
 
 @compiled()
@@ -110,20 +147,30 @@ def solve(d, c, lag):  # type: ignore[no-untyped-def]
     :param c: flat, as long; zero at the last ``lag`` entries; overwritten
     :param lag: number of environments
     """
-    if lag == 1:
-        merge(d, c, 1)
-    if lag <= 2:
-        merge(d, c, 2)
-    if lag <= 2 or lag == 4:
-        merge(d, c, 4)
-        lag = 8
-    dispatch(d, c, lag)
+    while lag < BLOCK and lag < d.size:
+        _merge(d, c, lag)
+        lag *= 2
+    i = d.size - lag - BLOCK
+    if lag == BLOCK and i >= 0:
+        rest = d.size % BLOCK
+        _chain_blocks(d[rest:], c[rest:], d.size // BLOCK - 1)
+        i = rest - BLOCK
+    while i >= 0:
+        _add_block(d, c, i, i + lag)
+        i -= BLOCK
+    for k in range(i + BLOCK - 1, -1, -1):
+        d[k] += c[k] * d[k + lag]
 
 
 @compiled(fastmath=False)
 def solve_in_order(d, c, lag):  # type: ignore[no-untyped-def]
     """As :func:`solve`, one multiplication and one addition per entry, each rounded; c is left alone, its end is not read."""
-    dispatch(d, c, lag)
+    i = d.size - lag - BLOCK
+    while i >= 0 and lag >= BLOCK:
+        _add_block_in_order(d, c, i, i + lag)
+        i -= BLOCK
+    for k in range(min(i + BLOCK, d.size - lag) - 1, -1, -1):
+        d[k] = d[k] + c[k] * d[k + lag]
 
 
 @compiled(fastmath={"contract", "reassoc"})

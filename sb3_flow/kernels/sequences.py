@@ -6,7 +6,7 @@ from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_arra
 from sb3_flow.kernels.recurrence import compiled
 
 Optional = np.ndarray | None
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, Optional, Optional, Optional]
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Optional, Optional]
 
 
 def check_discounts(gamma: float, gae_lambda: float) -> None:
@@ -33,18 +33,17 @@ def check_sequences(
     :param terminated: flags in the shape of the rewards, or None
     :param truncated: likewise
     :param final_values: in the shape of the rewards; given with ``truncated``
-    :return: all of them as the loops want them, of shape ``(T, N)`` (``values`` possibly with a row more) and ``(N,)``; flags
-        are None, or the terminations alone, or all three arrays
+    :return: all of them as the loops want them, of shape ``(T, N)`` (``values`` possibly with a row more) and ``(N,)``;
+        ``truncated`` and ``final_values`` may be None
     :raises ValueError: if something is missing or does not fit
     """
     rewards = float_array("rewards", rewards)
     shape, dtype = rewards.shape, rewards.dtype
     if len(shape) not in (1, 2) or not rewards.size:
         raise ValueError(f"`rewards` must have shape (T,) or (T, N), neither of them 0, but {shape} was given.")
-    if terminated is not None:
-        terminated = flag_array("terminated", terminated, shape)
+    terminated = np.zeros(shape, BOOL) if terminated is None else flag_array("terminated", terminated, shape)
     if truncated is not None or final_values is not None:
-        truncated, final_values, terminated = _check_truncation(shape, dtype, truncated, final_values, terminated)
+        truncated, final_values = _check_truncation(shape, dtype, truncated, final_values)
     n_steps = shape[0]
     if type(values) is np.ndarray and values.shape == (n_steps + 1, *shape[1:]):
         values = float_array("values", values, values.shape, dtype)
@@ -64,29 +63,25 @@ def check_sequences(
             last_values = float_array("last_values", last_values, shape[1:], dtype)  # type: ignore[arg-type]
     if len(shape) == 2:
         return rewards, values, last_values, terminated, truncated, final_values
-    columns = [None if array is None else array.reshape(-1, 1) for array in (terminated, truncated, final_values)]
-    return rewards.reshape(-1, 1), values.reshape(-1, 1), last_values, columns[0], columns[1], columns[2]
+    columns = [None if array is None else array.reshape(-1, 1) for array in (truncated, final_values)]
+    return rewards.reshape(-1, 1), values.reshape(-1, 1), last_values, terminated.reshape(-1, 1), columns[0], columns[1]
 
 
 def _check_truncation(
-    shape: tuple[int, ...], dtype: np.dtype, truncated: Optional, final_values: Optional, terminated: Optional
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    shape: tuple[int, ...], dtype: np.dtype, truncated: Optional, final_values: Optional
+) -> tuple[np.ndarray, np.ndarray]:
     for name, given, other in (("final_values", final_values, "truncated"), ("truncated", truncated, "final_values")):
         if given is None:
             raise ValueError(f"`{name}` must be given with `{other}`: both say where and how a time limit is bootstrapped.")
     return (
         flag_array("truncated", truncated, shape),  # type: ignore[arg-type]
         float_array("final_values", final_values, shape, dtype),  # type: ignore[arg-type]
-        np.zeros(shape, BOOL) if terminated is None else terminated,
     )
 
 
-def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: Optional, truncated: Optional) -> np.ndarray:
+def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: np.ndarray, truncated: Optional) -> np.ndarray:
     """Nothing follows if all trajectories end at the last step."""
-    done = np.zeros(shape[1:], BOOL)
-    for flags in (terminated, truncated):
-        if flags is not None:
-            done = done | flags[-1]
+    done = terminated[-1] if truncated is None else terminated[-1] | truncated[-1]
     if not done.all():
         raise ValueError(
             f"`last_values` must be given, or `values` with T + 1 = {shape[0] + 1} rows, "
@@ -99,7 +94,7 @@ def explain(
     rewards: np.ndarray,
     values: np.ndarray,
     last_values: np.ndarray,
-    terminated: Optional,
+    terminated: np.ndarray,
     truncated: Optional,
     final_values: Optional,
     **others: np.ndarray,
@@ -109,7 +104,7 @@ def explain(
 
     :raises ValueError: always
     """
-    ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated.copy()
+    ends = terminated.copy()
     if truncated is not None and final_values is not None:
         others["final_values"] = np.where(truncated & ~ends, final_values, 0)
         ends |= truncated
@@ -121,8 +116,7 @@ def explain(
 def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):  # type: ignore[no-untyped-def]
     """:return: whether all arrays have the shape of the rewards, and there is something to do"""
     fit = rewards.size > 0 and values.shape == rewards.shape and last_values.size == rewards.shape[1]
-    if terminated is not None:
-        fit = fit and terminated.shape == rewards.shape
+    fit = fit and terminated.shape == rewards.shape
     if truncated is not None:
         fit = fit and truncated.shape == rewards.shape and final_values.shape == rewards.shape
     return fit
@@ -152,18 +146,13 @@ def td_errors(rewards, values, last_values, terminated, truncated, final_values,
         for i in range(size):
             successor = out[i]
             out[i] = r[i] + gamma * (zero if term[i] else successor) - v[i]
-    elif terminated is not None:
+    else:
         term = terminated[start : start + size]
         for i in range(inside):
             successor = following[i]
             out[i] = r[i] + gamma * (zero if term[i] else successor) - v[i]
         for i in range(inside, size):
             out[i] = r[i] + gamma * (zero if term[i] else last_values[i - inside]) - v[i]
-    else:
-        for i in range(inside):
-            out[i] = r[i] + gamma * following[i] - v[i]
-        for i in range(inside, size):
-            out[i] = r[i] + gamma * last_values[i - inside] - v[i]
 
 
 @compiled()
@@ -178,10 +167,7 @@ def continuations(terminated, truncated, factor, start, out):  # type: ignore[no
         term, trunc = terminated[start : start + out.size], truncated[start : start + out.size]
         for i in range(out.size):
             out[i] = zero if term[i] | trunc[i] else factor
-    elif terminated is not None:
+    else:
         term = terminated[start : start + out.size]
         for i in range(out.size):
             out[i] = zero if term[i] else factor
-    else:
-        for i in range(out.size):
-            out[i] = factor

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from sb3_flow.kernels.checks import check_positive, check_shape, float_array
+from sb3_flow.kernels.checks import BOOL, check_positive, check_shape, float_array
 from sb3_flow.kernels.recurrence import CHUNK, Loop, all_finite, solve
 from sb3_flow.kernels.sequences import (
     check_discounts,
@@ -67,9 +67,10 @@ def compute_vtrace(
     limit = math.log(max(rho_bar, c_bar, rho_pg_bar)) + 0.01
     try:
         out = np.empty((3, *rewards.shape), rewards.dtype)
+        ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
         ratios = np.minimum(log_rhos, limit)
         np.exp(ratios, out=ratios)  # numba's own exp is several times slower
-        if _vtrace.call(ratios, rewards, values, last_values, terminated, truncated, final_values, *settings, out):
+        if _vtrace.call(ratios, rewards, values, last_values, ends, truncated, final_values, *settings, out):
             return out[0], out[1], out[2]
     except (AttributeError, TypeError):
         pass
@@ -108,7 +109,7 @@ def _vtrace(  # type: ignore[no-untyped-def]
     if ratios.shape != rewards.shape or not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False
     n_envs = last_values.size
-    term = None if terminated is None else terminated.ravel()
+    term = terminated.ravel()
     trunc = None if truncated is None else truncated.ravel()
     final = None if final_values is None else final_values.ravel()
     w_all, r, v, vs = ratios.ravel(), rewards.ravel(), values.ravel(), out[0].ravel()
