@@ -33,8 +33,8 @@ def check_sequences(
     :param terminated: flags in the shape of the rewards, or None
     :param truncated: likewise
     :param final_values: in the shape of the rewards; given with ``truncated``
-    :return: all of them as the loops want them, of shape ``(T, N)`` (``values`` possibly with a row more) and ``(N,)``;
-        ``truncated`` and ``final_values`` may be None
+    :return: all of them as the loops want them, of shape ``(T, N)`` and ``(N,)``; ``truncated`` and ``final_values``
+        may be None
     :raises ValueError: if something is missing or does not fit
     """
     rewards = float_array("rewards", rewards)
@@ -49,7 +49,7 @@ def check_sequences(
         values = float_array("values", values, values.shape, dtype)
         if last_values is not None:
             raise ValueError(f"`last_values` must be None if `values` has T + 1 = {n_steps + 1} rows, but both were given.")
-        last_values = values[n_steps:].reshape(-1)
+        last_values, values = values[n_steps:].reshape(-1), values[:n_steps]
     else:
         values = float_array("values", values, shape, dtype)
         if last_values is None:
