@@ -112,7 +112,7 @@ def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.nda
         expected = " or ".join(map(str, ndim))
         raise ValueError(f"`{name}` must have {expected} dimension(s), but shape {given.shape} was given.")
     dtype = FLOAT32 if given.dtype.newbyteorder("=") == FLOAT32 else FLOAT64
-    result = plain(given, dtype)
+    result = given if given.dtype is dtype and given.flags.carray else plain(given, dtype)
     check_finite(**{name: result})
     return result
 

@@ -5,6 +5,9 @@ Arrays are flat views of time-major ``(T, N)`` arrays, so a step's successor lie
 of 8 entries serves any N.
 
 ``contract`` and ``reassoc`` let the compiler fuse or reorder operations; NaN and infinity keep their meaning.
+
+numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
+``sb3_flow/kernels/__pycache__``.
 """
 
 from collections.abc import Callable
