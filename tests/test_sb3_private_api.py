@@ -4,7 +4,9 @@ import inspect
 
 import pytest
 import torch as th
+from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 SIGNATURES = {
     "_setup_model": [],
@@ -30,6 +32,14 @@ def test_attributes_are_there():
     source = inspect.getsource(OffPolicyAlgorithm) + inspect.getsource(OffPolicyAlgorithm.__mro__[1])
     for name in ("_vec_normalize_env", "_last_obs", "_last_episode_starts", "_custom_logger", "_n_updates", "_logger"):
         assert f"self.{name}" in source, name
+
+
+def test_seeds_of_the_next_reset_can_be_dropped():
+    env = DummyVecEnv([IdentityEnv] * 2)
+    env.seed(3)
+    assert env._seeds == [3, 4]
+    env._reset_seeds()
+    assert env._seeds == [None, None]
 
 
 def test_torch_internals():

@@ -1,7 +1,15 @@
 """What several algorithms share and SB3 sees."""
 
 from sb3_flow.common.checkpoints import latest_checkpoint
+from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
 from sb3_flow.common.offline_env import SuccessInfo
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
 
-__all__ = ["OfflineToOnlineAlgorithm", "SuccessInfo", "latest_checkpoint"]
+__all__ = [
+    "GroupedStart",
+    "OfflineToOnlineAlgorithm",
+    "SuccessInfo",
+    "group_starts",
+    "has_grouped_starts",
+    "latest_checkpoint",
+]
