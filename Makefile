@@ -15,12 +15,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and one picture
 	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
 
-test: $(INSTALLED) suite  ## our tests, after SB3's own suite
+test: $(INSTALLED) suite  ## our tests, after those of SB3 and sb3-contrib
 	OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy $(BIN)/python -m pytest
 
-suite: $(INSTALLED)  ## SB3's own test suite with our algorithms in the seats of theirs
+suite: $(INSTALLED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs
 	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run RQL
 	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run FMQ
+	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run PPO
+	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run PPO-vtrace
+	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run RecurrentPPO
+	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run MaskablePPO
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(FILES)

@@ -1,7 +1,10 @@
 """
-Run SB3's own test suite, taken from its source distribution on the package index, with one of our classes in a seat.
+Run the test suite of SB3 or of sb3-contrib, taken from its source distribution on the package index, with one of our
+classes in a seat of theirs.
 
     python -m tests.sb3_suite.run RQL [further pytest arguments]
+
+The seats are listed in ``seats.py``.
 """
 
 import os
@@ -11,31 +14,37 @@ import tarfile
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.sb3_suite.seats import SEATS
+
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "sb3_suite"
-# needs Atari to be imported, and concerns no algorithm
-IGNORED = ("test_utils.py",)
 
 
-def fetch() -> Path:
-    """:return: the unpacked source distribution of the installed SB3, downloaded once"""
-    folder = CACHE / f"stable_baselines3-{version('stable-baselines3')}"
-    if not (folder / "tests").is_dir():
+def fetch(package: str) -> Path:
+    """
+    :param package: an installed package, its name with underscores
+    :return: its unpacked source distribution of the same version, downloaded once
+    """
+    name = f"{package}-{version(package)}"
+    if not (CACHE / name / "tests").is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
-        requirement = f"stable-baselines3=={version('stable-baselines3')}"
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*pip, "--dest", str(CACHE), requirement], check=True)
-        archive = next(CACHE.glob(f"stable[_-]baselines3-{version('stable-baselines3')}.tar.gz"))
+        subprocess.run([*pip, "--dest", str(CACHE), f"{package}=={version(package)}"], check=True)
+        archive = next(CACHE.glob(f"{name.replace('_', '[_-]')}.tar.gz"))
         with tarfile.open(archive) as file:
             file.extractall(CACHE, filter="data")
-    return folder
+    return CACHE / name
 
 
 def main(algorithm: str, *arguments: str) -> int:
-    folder = fetch()
-    environment = {**os.environ, "SB3_FLOW_SEAT": algorithm, "PYTHONPATH": str(HERE)}
-    ignored = [f"--ignore=tests/{name}" for name in IGNORED]
+    if algorithm not in SEATS:
+        raise SystemExit(f"No seat {algorithm!r}, choose one of {', '.join(SEATS)}.")
+    seat = SEATS[algorithm]
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "SB3_FLOW_SEAT": algorithm, "PYTHONPATH": path}
+    ignored = [f"--ignore=tests/{name}" for name in seat.ignored]
     command = [sys.executable, "-m", "pytest", "-p", "seat", "-q", "--no-header", "-p", "no:cacheprovider", *ignored]
+    folder = fetch(seat.package)
     return subprocess.run([*command, "tests", *arguments], cwd=folder, env=environment, check=False).returncode
 
 

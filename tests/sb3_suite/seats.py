@@ -1,0 +1,40 @@
+"""Which of our classes takes which seat in whose test suite."""
+
+from typing import Any, NamedTuple
+
+
+class Seat(NamedTuple):
+    """
+    :param package: whose suite is run, also the name of its source distribution
+    :param seat: the class of that package whose place is taken
+    :param ours: name of the class in ``sb3_flow`` that takes it; looked up when the suite runs
+    :param defaults: arguments for the tests that do not pass them
+    :param ignored: test files that are left out
+    """
+
+    package: str
+    seat: str
+    ours: str
+    defaults: dict[str, Any] = {}  # noqa: RUF012
+    ignored: tuple[str, ...] = ()
+
+
+def sb3(seat: str, ours: str, **defaults: Any) -> Seat:
+    """A seat in SB3's suite. Its test_utils.py needs Atari to be imported, and concerns none of these seats."""
+    return Seat("stable_baselines3", seat, ours, defaults, ("test_utils.py",))
+
+
+def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
+    """A seat in sb3-contrib's suite."""
+    return Seat("sb3_contrib", seat, ours, defaults)
+
+
+# FMQ's candidates: few for the time it takes, and not 8, where the outcome of test_gae.py depends on the CPU's rounding
+SEATS = {
+    "RQL": sb3("SAC", "RQL"),
+    "FMQ": sb3("SAC", "FMQ", n_candidates=2),
+    "PPO": sb3("PPO", "PPO"),
+    "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace"),
+    "RecurrentPPO": contrib("RecurrentPPO", "RecurrentPPO"),
+    "MaskablePPO": contrib("MaskablePPO", "MaskablePPO"),
+}
