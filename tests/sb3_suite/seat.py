@@ -47,8 +47,9 @@ NAMES = {name.lower() for name, value in vars(sys.modules[PACKAGE]).items() if i
 
 
 def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
-    given = inspect.signature(OURS).bind_partial(*args, **kwargs).arguments
-    OURS.__init__(self, *args, **{name: value for name, value in DEFAULTS.items() if name not in given}, **kwargs)
+    given = inspect.signature(OURS).bind_partial(*args, **kwargs).arguments  # by position too
+    defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
+    OURS.__init__(self, *args, **{**defaults, **kwargs})
 
 
 # Named like the class whose seat it takes: some tests look for log folders with that name
