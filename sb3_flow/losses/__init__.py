@@ -1,5 +1,6 @@
-"""Losses: torch tensors in, torch tensors out."""
+"""Losses and the targets they are taken against: torch tensors in, torch tensors out."""
 
+from sb3_flow.losses.advantages import Advantages, VTrace, gae_scan, vtrace_scan
 from sb3_flow.losses.flow import flow_matching_loss
 from sb3_flow.losses.flow_map import (
     diagonal_loss,
@@ -8,15 +9,43 @@ from sb3_flow.losses.flow_map import (
     progressive_loss,
     regression_loss,
 )
+from sb3_flow.losses.groups import group_advantages, group_returns_to_go
+from sb3_flow.losses.kl import exact_kl, kl_k1, kl_k2, kl_k3
+from sb3_flow.losses.policy_gradient import (
+    clipped_surrogate,
+    decoupled_surrogate,
+    gspo_loss,
+    gspo_token_loss,
+    segment_mean,
+    sequence_log_ratio,
+    value_loss,
+)
 from sb3_flow.losses.value import expectile_loss, pessimistic_mean
 
 __all__ = [
+    "Advantages",
+    "VTrace",
+    "clipped_surrogate",
+    "decoupled_surrogate",
     "diagonal_loss",
     "eulerian_loss",
+    "exact_kl",
     "expectile_loss",
     "flow_matching_loss",
+    "gae_scan",
+    "group_advantages",
+    "group_returns_to_go",
+    "gspo_loss",
+    "gspo_token_loss",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
     "lagrangian_loss",
     "pessimistic_mean",
     "progressive_loss",
     "regression_loss",
+    "segment_mean",
+    "sequence_log_ratio",
+    "value_loss",
+    "vtrace_scan",
 ]

@@ -1,0 +1,84 @@
+"""
+Kullback-Leibler divergences KL(pi || ref) between the policy and a reference: exact, per state, or estimated from the
+log-ratio of sampled actions. All return one number per row, to be averaged by the caller.
+
+Prefer the exact form: every distribution of SB3 has one, and it has no variance. Of the estimates only k2 is a loss; what
+each does as one is in its docstring (a ~ pi, the weights of samples of another policy without gradient).
+"""
+
+from collections.abc import Sequence
+
+import torch as th
+from torch.distributions import Distribution, kl_divergence
+
+from sb3_flow.losses.tensors import MAX_LOG_RATIO
+
+
+def exact_kl(p: Distribution | Sequence[Distribution], q: Distribution | Sequence[Distribution]) -> th.Tensor:
+    """
+    KL(p || q) in closed form, summed over the components of the action. Takes what SB3's distributions hold in
+    ``.distribution``: Categorical, Normal, Bernoulli, and the list of Categoricals of MultiDiscrete actions.
+
+    Squashed Gaussians: give the Gaussians before squashing (in SB3 those are in ``.distribution`` anyway); both policies
+    squash by the same bijection, under which the divergence does not change.
+
+    torch's validation of a distribution's arguments waits for the device; build p and q with ``validate_args=False``.
+
+    :param p: batch shape ``(B,)`` or ``(B, A)``, or a sequence of such, independent of each other
+    :param q: the same kinds and shapes
+    :return: shape ``(B,)``; differentiable in both
+    :raises ValueError: if only one is a sequence, or their lengths differ
+    :raises NotImplementedError: if torch has no closed form for the pair
+    """
+    if isinstance(p, Distribution) and isinstance(q, Distribution):
+        kl = kl_divergence(p, q)
+        return kl.flatten(1).sum(1) if kl.dim() > 1 else kl
+    if isinstance(p, Distribution) or isinstance(q, Distribution):
+        raise ValueError("Either both or none of `p` and `q` must be sequences of distributions.")
+    return th.stack([exact_kl(p_i, q_i) for p_i, q_i in zip(p, q, strict=True)]).sum(0)
+
+
+def kl_k1(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
+    """
+    k1 = x: unbiased, can be negative, large variance.
+
+    **Not a loss: its expected gradient is zero**, E_pi[d log pi] = 0. Subtract it from the reward instead, or give a
+    ``weight`` pi / mu that carries a gradient: then the gradient is that of KL(pi || ref).
+
+    :param log_ratio: x = log pi(a|s) - log ref(a|s) of a ~ pi, shape ``(B,)``
+    :param weight: pi / mu of samples a ~ mu, shape ``(B,)``; None for a ~ pi
+    :return: shape ``(B,)``
+    """
+    return _weighted(log_ratio, weight)
+
+
+def kl_k2(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
+    """
+    k2 = x^2 / 2: never negative, slightly biased. As a loss it has the right expected gradient, that of KL(pi || ref).
+
+    :param log_ratio: x = log pi(a|s) - log ref(a|s) of a ~ pi, shape ``(B,)``
+    :param weight: pi / mu of samples a ~ mu, shape ``(B,)``, detached; None for a ~ pi
+    :return: shape ``(B,)``
+    """
+    return _weighted(0.5 * log_ratio.square(), weight)
+
+
+def kl_k3(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
+    """
+    k3 = exp(-x) - 1 + x: unbiased and never negative. GRPO's penalty (arXiv 2402.03300, Eq. 4).
+
+    **As a loss it follows the other direction**: its expected gradient is that of KL(ref || pi), unless the ``weight``
+    carries a gradient.
+
+    SB3's logged ``approx_kl`` is its mean with a ~ mu and x = log mu(a|s) - log pi(a|s), which estimates KL(mu || pi).
+
+    :param log_ratio: x = log pi(a|s) - log ref(a|s) of a ~ pi, shape ``(B,)``; below -20 the value stays, without gradient
+    :param weight: pi / mu of samples a ~ mu, shape ``(B,)``; None for a ~ pi
+    :return: shape ``(B,)``
+    """
+    x = log_ratio.clamp(min=-MAX_LOG_RATIO)
+    return _weighted(th.expm1(-x) + x, weight)
+
+
+def _weighted(estimate: th.Tensor, weight: th.Tensor | None) -> th.Tensor:
+    return estimate if weight is None else weight * estimate
