@@ -9,7 +9,8 @@ each does as one is in its docstring (a ~ pi, the weights of samples of another 
 from collections.abc import Sequence
 
 import torch as th
-from torch.distributions import Distribution, kl_divergence
+from torch.distributions import Bernoulli, Categorical, Distribution, kl_divergence
+from torch.nn import functional as F
 
 from sb3_flow.losses.tensors import MAX_LOG_RATIO
 
@@ -31,11 +32,28 @@ def exact_kl(p: Distribution | Sequence[Distribution], q: Distribution | Sequenc
     :raises NotImplementedError: if torch has no closed form for the pair
     """
     if isinstance(p, Distribution) and isinstance(q, Distribution):
-        kl = kl_divergence(p, q)
+        kl = _closed_form(p, q)
         return kl.flatten(1).sum(1) if kl.dim() > 1 else kl
     if isinstance(p, Distribution) or isinstance(q, Distribution):
         raise ValueError("Either both or none of `p` and `q` must be sequences of distributions.")
     return th.stack([exact_kl(p_i, q_i) for p_i, q_i in zip(p, q, strict=True)]).sum(0)
+
+
+def _closed_form(p: Distribution, q: Distribution) -> th.Tensor:
+    """
+    torch's, but for two kinds that it declares infinite as soon as a probability of q underflows, which is about where a
+    penalty is needed. From the logits they are finite.
+
+    :return: KL of every component, batch shape of p and q
+    """
+    if isinstance(p, Categorical) and isinstance(q, Categorical):
+        # actions that p never takes count as zero, also where both logits are -inf
+        return (p.probs * (p.logits - q.logits).masked_fill(p.probs == 0, 0.0)).sum(-1)
+    if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
+        # log P(1) = -softplus(-logit), log P(0) = -softplus(logit)
+        one, zero = (F.softplus(sign * q.logits) - F.softplus(sign * p.logits) for sign in (-1, 1))
+        return p.probs * one + (1.0 - p.probs) * zero
+    return kl_divergence(p, q)
 
 
 def kl_k1(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:

@@ -31,7 +31,7 @@ def clipped_surrogate(
     :param clip_range: distance of the lower bound from 1, of both bounds without ``clip_range_high``
     :param clip_range_high: distance of the upper bound from 1 ("clip higher", DAPO, arXiv 2503.14476, Eq. 10)
     :param dual_clip: c > 1; the objective of a bad action (A < 0) is at least c A, so that a ratio that has grown large on
-        stale data does not dominate the batch (dual clip, arXiv 1912.09729, Eq. 5). None: unbounded, as in PPO
+        stale data does not dominate the batch (dual clip, arXiv 1912.09729). None: unbounded, as in PPO
     :return: loss of every row, shape ``(B,)``
     :raises ValueError: if the shapes differ or ``dual_clip`` is not above 1
     """
