@@ -164,11 +164,11 @@ def test_published_vtrace(case, dtype):
 
 
 def test_ratio_weighs_the_whole_td_error():
-    # a well-known mistake of ports weighs the reward only; at V = V' = 1, r = 0, gamma = 1 that shows nothing but the ratio
+    # a well-known mistake of ports weighs the reward only: vs would be 1 + 0.5 * 0 + 3 - 1
     one = th.ones(1, 1).double()
-    end = th.zeros(1, 1, dtype=th.bool)
-    vs = vtrace_scan((0.5 * one).log(), 0 * one, one, one[0], end, end, one, 1.0).vs
-    assert vs.item() == 1.0
+    never = th.zeros(1, 1, dtype=th.bool)
+    vs = vtrace_scan((0.5 * one).log(), 0 * one, one, 3 * one[0], never, never, one, 1.0).vs
+    assert vs.item() == pytest.approx(1 + 0.5 * (3 - 1))
 
 
 # ------------------------------------------------ time limits and boundaries
