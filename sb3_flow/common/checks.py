@@ -33,3 +33,15 @@ def check_finite(where: str, **arrays: np.ndarray) -> None:
     broken = [name.replace("_", " ") for name, numbers in arrays.items() if not np.isfinite(numbers).all()]
     if broken:
         raise FloatingPointError(f"{where} numbers that are not finite: {', '.join(broken)}.")
+
+
+def check_choice(choices: tuple[str, ...], **arguments: object) -> None:
+    """
+    :param choices: the allowed values
+    :param arguments: values by argument name
+    :raises ValueError: if one is not among the choices
+    """
+    for name, given in arguments.items():
+        if given not in choices:
+            expected = ", ".join(f'"{choice}"' for choice in choices)
+            raise ValueError(f"`{name}` must be one of {expected}, but {given!r} was given.")

@@ -1,0 +1,273 @@
+"""What PPO, MaskablePPO and RecurrentPPO share: chosen advantages, chosen policy losses, and the update they enter."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.utils import FloatSchedule, explained_variance
+
+from sb3_flow.common.checks import check_choice, check_minimum
+from sb3_flow.common.collection import RolloutCollection
+from sb3_flow.common.estimators import KINDS, Estimator
+from sb3_flow.common.groups import Groups
+from sb3_flow.common.reference import kl_divergence, make_reference
+from sb3_flow.common.rollouts import Minibatch, give_estimates
+from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
+
+POLICY_LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
+RECOMPUTE = ("auto", "never", "epoch", "minibatch")
+
+
+class PolicyGradient(RolloutCollection):
+    """
+    The update of the PPO family. Left at its defaults it does what SB3's (sb3-contrib's) ``train`` does, operation by
+    operation; metrics stay on the device until the end of the update.
+    """
+
+    clip_range: Any
+    clip_range_vf: Any
+    clip_range_high: Any
+    batch_size: int
+    n_epochs: int
+    normalize_advantage: bool
+    target_kl: float | None
+    length_scaled_clip: bool = False  # GSPO's
+
+    def _choose(
+        self,
+        advantage: str,
+        policy_loss: str,
+        clip_range_high: Any,
+        dual_clip: float,
+        rho_bar: float,
+        c_bar: float,
+        kl_coef: float,
+        reference_policy: Any,
+        recompute_advantages: str,
+        groups: Groups | None = None,
+    ) -> None:
+        """Check and store the arguments that the three classes add to SB3's; see :class:`sb3_flow.PPO`."""
+        check_choice(KINDS, advantage=advantage)
+        check_choice(POLICY_LOSSES, policy_loss=policy_loss)
+        check_choice(RECOMPUTE, recompute_advantages=recompute_advantages)
+        check_minimum(0.0, kl_coef=kl_coef, c_bar=c_bar)
+        check_minimum(1.0, dual_clip=dual_clip)
+        if not rho_bar >= c_bar:
+            raise ValueError(f"`rho_bar` must be at least `c_bar`, but rho_bar={rho_bar} and c_bar={c_bar} were given.")
+        if kl_coef > 0 and reference_policy is None:
+            raise ValueError(
+                f'`kl_coef` is {kl_coef}, but `reference_policy` is None; "initial", a path or a model was expected.'
+            )
+        if advantage == "group" and recompute_advantages in ("epoch", "minibatch"):
+            raise ValueError(
+                f'`recompute_advantages` is "{recompute_advantages}", but group advantages do not depend on networks that '
+                'change; "never" was expected.'
+            )
+        self.advantage, self.policy_loss, self.clip_range_high, self.dual_clip = (
+            advantage,
+            policy_loss,
+            clip_range_high,
+            dual_clip,
+        )
+        self.rho_bar, self.c_bar, self.kl_coef = rho_bar, c_bar, kl_coef
+        self.reference_policy, self.recompute_advantages = reference_policy, recompute_advantages
+        self.groups = groups or Groups()
+        self.reference: Any = None
+        self._has_reference = False
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if self.clip_range_high is not None:
+            self.clip_range_high = FloatSchedule(self.clip_range_high)
+        give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
+        if self.reference_policy is not None or self._has_reference:
+            # of a loaded model, the weights come with the parameters
+            source = "initial" if self._has_reference else self.reference_policy
+            self.reference = make_reference(source, self.policy)
+            self._has_reference = True
+
+    def train(self) -> None:
+        """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip = self._clip_ranges()
+        buffer = self.rollout_buffer
+        # V-trace is GAE until the policy has moved, so there is something to correct from the second epoch on
+        recompute = self.recompute_advantages
+        recompute = ("epoch" if self.advantage == "vtrace" else "never") if recompute == "auto" else recompute
+        if self.policy_loss == "decoupled":
+            buffer.proximal_log_probs = self._look_again()[1]
+
+        metrics: list[dict[str, th.Tensor]] = []
+        epoch_start, continue_training = 0, True
+        for epoch in range(self.n_epochs):
+            if recompute == "epoch" and epoch > 0:
+                self._estimate_again()
+            epoch_start = len(metrics)
+            for minibatch in buffer.minibatches(self.batch_size, by_episode=self.policy_loss in ("gspo", "gspo_token")):
+                loss, found = self.loss(minibatch, **clip)
+                metrics.append(found)
+                if self.target_kl is not None and found["approx_kl"] > 1.5 * self.target_kl:
+                    continue_training = False
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl']:.2f}")
+                    break
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                self.policy.optimizer.step()
+                if recompute == "minibatch":
+                    self._estimate_again()
+            self._n_updates += 1
+            if not continue_training:
+                break
+        self._log(metrics, epoch_start, clip)
+
+    def loss(
+        self, minibatch: Minibatch, clip_range: float, clip_range_high: float | None = None, clip_range_vf: float | None = None
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """
+        ``policy loss + ent_coef * (-entropy) + vf_coef * value loss + kl_coef * KL(pi || reference)``
+
+        :param minibatch: of the rollout
+        :param clip_range: present epsilon of the surrogate, of its lower side if ``clip_range_high`` is given
+        :param clip_range_high: present epsilon of the upper side
+        :param clip_range_vf: present clipping range of the values
+        :return: scalar loss, and scalar metrics by name
+        """
+        data, mask = minibatch.data, minibatch.mask
+        rows = (lambda x: x) if mask is None else (lambda x: x[mask])
+        values, log_prob, entropy = self._evaluate(data)
+        values = values.flatten()
+        advantages = data.advantages
+        if self.normalize_advantage and len(advantages) > 1:
+            counted = rows(advantages)
+            advantages = (advantages - counted.mean()) / (counted.std() + 1e-8)
+        advantages, log_prob, old_log_prob = rows(advantages), rows(log_prob), rows(data.old_log_prob)
+        log_ratio = log_prob - old_log_prob
+        ratio = th.exp(log_ratio)
+        segments = None if minibatch.segments is None else rows(minibatch.segments)
+        sequences = (segments, minibatch.n_segments)
+
+        if self.policy_loss == "gspo":
+            losses = gspo_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
+        elif self.policy_loss == "gspo_token":
+            losses = gspo_token_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
+        elif self.policy_loss == "decoupled":
+            proximal = rows(minibatch.proximal_log_prob)
+            losses = decoupled_surrogate(
+                log_prob, proximal, old_log_prob, advantages, clip_range, clip_range_high, self.rho_bar
+            )
+        else:
+            dual_clip = self.dual_clip if self.policy_loss == "dual_clip" else None
+            losses = clipped_surrogate(ratio, advantages, clip_range, clip_range_high, dual_clip)
+        policy_loss = losses.mean()
+        # without an entropy in closed form, by the samples
+        entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))
+        loss = policy_loss + self.ent_coef * entropy_loss
+        metrics = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
+        if self.has_critic:
+            metrics["value_loss"] = value_loss(rows(values), rows(data.returns), rows(data.old_values), clip_range_vf)
+            loss = loss + self.vf_coef * metrics["value_loss"]
+        if self.kl_coef > 0:
+            metrics["kl_reference"] = rows(self._kl_to_reference(data)).mean()
+            loss = loss + self.kl_coef * metrics["kl_reference"]
+        metrics["loss"] = loss
+        with th.no_grad():
+            metrics["approx_kl"] = th.mean((ratio - 1) - log_ratio)
+            metrics["clip_fraction"] = th.mean((th.abs(ratio - 1) > clip_range).float())
+            metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
+            if segments is not None:
+                sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
+                metrics["sequence_ratio_mean"] = sequence_ratio.mean()
+                metrics["sequence_ratio_max"] = sequence_ratio.max()
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the policy has a value function to train."""
+        return getattr(self.policy, "has_critic", True)
+
+    def _clip_ranges(self) -> dict[str, Any]:
+        ranges = {}
+        scale = self.rollout_buffer.mean_episode_length**-0.5 if self.length_scaled_clip else 1.0
+        for name, factor in (("clip_range", scale), ("clip_range_high", scale), ("clip_range_vf", 1.0)):
+            schedule = getattr(self, name)
+            ranges[name] = None if schedule is None else factor * schedule(self._current_progress_remaining)
+        return ranges
+
+    def _actions(self, data: Any) -> th.Tensor:
+        # discrete actions are stored as floats
+        return data.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else data.actions
+
+    def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""
+        return self.policy.evaluate_actions(data.observations, self._actions(data))
+
+    def _distribution(self, policy: Any, data: Any) -> Distribution:
+        """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
+        return policy.get_distribution(data.observations)
+
+    def _kl_to_reference(self, data: Any) -> th.Tensor:
+        with th.no_grad():
+            reference = self._distribution(self.reference, data)
+        return kl_divergence(self._distribution(self.policy, data), reference)
+
+    @th.no_grad()
+    def _look_again(self) -> tuple[np.ndarray, np.ndarray]:
+        """:return: present values and log-probabilities of the rollout, flat as the buffer is"""
+        self.policy.set_training_mode(False)
+        values, log_probs = [], []
+        for minibatch in self.rollout_buffer.in_order():
+            present, log_prob, _ = self._evaluate(minibatch.data)
+            rows = slice(None) if minibatch.mask is None else minibatch.mask
+            values.append(present.flatten()[rows].cpu().numpy())
+            log_probs.append(log_prob.flatten()[rows].cpu().numpy())
+        self.policy.set_training_mode(True)
+        return np.concatenate(values), np.concatenate(log_probs)
+
+    @th.no_grad()
+    def _estimate_again(self) -> None:
+        """Advantages and returns with the present networks; what was collected stays."""
+        buffer = self.rollout_buffer
+        values, log_probs = self._look_again()
+        self.policy.set_training_mode(False)
+        final = buffer.final_observations
+        final_values = self._values_of(final).cpu().numpy() if final else np.empty(0, np.float32)
+        last_values = self._last_values().cpu().numpy().flatten()
+        self.policy.set_training_mode(True)
+        buffer.estimate_again(values, log_probs, final_values, last_values)
+
+    def _log(self, metrics: list[dict[str, th.Tensor]], epoch_start: int, clip: dict[str, Any]) -> None:
+        """SB3's keys, and ours; means over the update, except SB3's: approx_kl over the last epoch, the last loss."""
+        buffer = self.rollout_buffer
+        if metrics:
+            names = list(metrics[0])
+            table = th.stack([th.stack([one[name] for name in names]) for one in metrics]).double().cpu().numpy()
+            columns = dict(zip(names, table.T, strict=True))
+            for name, column in columns.items():
+                shown = {"approx_kl": column[epoch_start:].mean(), "loss": column[-1]}.get(name, column.mean())
+                self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
+        if self.has_critic:
+            explained = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+            self.logger.record("train/explained_variance", explained)
+        for key, value in buffer.statistics.items():
+            self.logger.record(key, value)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, value in clip.items():
+            if value is not None:
+                self.logger.record(f"train/{name}", value)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, tensors = super()._get_torch_save_params()
+        return [*names, "reference"] if self._has_reference else names, tensors
+
+    def _excluded_save_params(self) -> list[str]:
+        excluded = [*super()._excluded_save_params(), "reference"]
+        if not isinstance(self.reference_policy, str):
+            excluded.append("reference_policy")  # its weights are saved
+        return excluded

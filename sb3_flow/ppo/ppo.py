@@ -1,0 +1,123 @@
+"""Proximal Policy Optimization with interchangeable advantages and losses."""
+
+from typing import Any
+
+import torch as th
+from stable_baselines3 import PPO as SB3PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+
+from sb3_flow.common.on_policy import PolicyGradient
+
+
+class PPO(PolicyGradient, SB3PPO):
+    """
+    SB3's PPO (arXiv 1707.06347) with a choice of advantage estimators and policy losses. With default arguments it is SB3's
+    PPO to the last bit on the CPU; all arguments up to ``target_kl`` and from ``stats_window_size`` are SB3's.
+
+    ============== ========================================================================================================
+    policy_loss    minimised, with w = pi(a|s) / mu(a|s) of the policy mu that acted, A the advantage, e = clip_range
+    ============== ========================================================================================================
+    "clip"         -min(w A, clip(w, 1 - e, 1 + e_high) A); "clip-higher" of DAPO (arXiv 2503.14476) if e_high is given
+    "dual_clip"    the same, for A < 0 not worse than -dual_clip A (arXiv 1912.09729): w is unbounded there
+    "gspo"         the same with one ratio for an episode, exp(mean_t log w_t), and its mean advantage (arXiv 2507.18071)
+    "gspo_token"   the episode's ratio with each step's own gradient and advantage (same paper, Eq. 14)
+    "decoupled"    min(pi_0 / mu, rho_bar) times the clipped surrogate in u = pi / pi_0, with pi_0 the policy at the start of
+                   the update (arXiv 2110.00641): differs from "clip" only if the data is older than that
+    ============== ========================================================================================================
+
+    :param advantage: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561; returns and advantages are corrected for what the
+        policy has become since it acted; equal to GAE as long as the ratios are 1), or "group": no critic enters, each
+        step's return is compared with that of the other environments at the same step of their episodes. Rollouts are then
+        whole episodes of at most ``n_steps`` steps; see :class:`sb3_flow.GRPO`, which also drops the critic
+    :param policy_loss: "clip", "dual_clip", "gspo", "gspo_token" or "decoupled"
+    :param clip_range_high: epsilon of the upper side of the surrogate, a float or a schedule; None: ``clip_range``
+    :param dual_clip: the bound of "dual_clip", at least 1
+    :param rho_bar: cap of the ratio of V-trace's TD errors, and of the weight of "decoupled"
+    :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
+    :param kl_coef: weight of the exact KL(pi || reference) in the loss
+    :param reference_policy: "initial" (the policy before training), the path of a saved model, or a model: with the same
+        networks as this one's policy. Its weights are saved with the model
+    :param recompute_advantages: estimate advantages and returns again with the present networks: "epoch" (before each epoch
+        but the first), "minibatch" (after each gradient step: one pass over the rollout each), "never", or "auto": "epoch"
+        for V-trace, which has nothing to correct otherwise, "never" for the rest
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        advantage: str = "gae",
+        policy_loss: str = "clip",
+        clip_range_high: float | Schedule | None = None,
+        dual_clip: float = 3.0,
+        rho_bar: float = 1.0,
+        c_bar: float = 1.0,
+        kl_coef: float = 0.0,
+        reference_policy: Any = None,
+        recompute_advantages: str = "auto",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        self._choose(
+            advantage,
+            policy_loss,
+            clip_range_high,
+            dual_clip,
+            rho_bar,
+            c_bar,
+            kl_coef,
+            reference_policy,
+            recompute_advantages,
+        )
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )

@@ -1,0 +1,140 @@
+"""RecurrentPPO with interchangeable advantages and losses."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from sb3_contrib import RecurrentPPO as ContribRecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_flow.common.collection import stack_observations
+from sb3_flow.common.on_policy import PolicyGradient
+from sb3_flow.common.rollouts import FinalObservation
+
+
+class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):
+    """
+    sb3-contrib's RecurrentPPO with the choices of :class:`sb3_flow.PPO`, whose docstring explains the arguments from
+    ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's. Recurrent states are carried over and reset as
+    there. Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
+    """
+
+    _new_lstm_states: RNNStates | None = None  # after the present step
+
+    def __init__(
+        self,
+        policy: str | type[RecurrentActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int | None = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        target_kl: float | None = None,
+        advantage: str = "gae",
+        policy_loss: str = "clip",
+        clip_range_high: float | Schedule | None = None,
+        dual_clip: float = 3.0,
+        rho_bar: float = 1.0,
+        c_bar: float = 1.0,
+        kl_coef: float = 0.0,
+        reference_policy: Any = None,
+        recompute_advantages: str = "auto",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        self._choose(
+            advantage,
+            policy_loss,
+            clip_range_high,
+            dual_clip,
+            rho_bar,
+            c_bar,
+            kl_coef,
+            reference_policy,
+            recompute_advantages,
+        )
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
+        actions, values, log_probs, self._new_lstm_states = self.policy(obs_tensor, self._last_lstm_states, episode_starts)
+        return actions, values, log_probs, {"lstm_states": self._last_lstm_states}
+
+    def _after_step(self) -> None:
+        self._last_lstm_states = self._new_lstm_states
+
+    def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
+        final = super()._final_observations(dones, infos, step)
+        assert self._new_lstm_states is not None
+        hidden, cell = self._new_lstm_states.vf
+        for one in final:
+            one.lstm_states = (hidden[:, one.env : one.env + 1].contiguous(), cell[:, one.env : one.env + 1].contiguous())
+        return final
+
+    def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
+        observations, _ = self.policy.obs_to_tensor(stack_observations([one.observation for one in final]))
+        hidden, cell = zip(*[one.lstm_states for one in final], strict=True)  # type: ignore[misc]
+        # the cut-off episode goes on: its state is not reset
+        states, starts = (th.cat(hidden, dim=1), th.cat(cell, dim=1)), th.zeros(len(final), device=self.device)
+        return self.policy.predict_values(observations, states, starts).flatten()
+
+    def _last_values(self) -> th.Tensor:
+        episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
+        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        return self.policy.predict_values(observations, self._last_lstm_states.vf, episode_starts)
+
+    def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        return self.policy.evaluate_actions(
+            data.observations, self._actions(data), data.lstm_states, data.episode_starts
+        )
+
+    def _distribution(self, policy: Any, data: Any) -> Distribution:
+        return policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_new_lstm_states"]
