@@ -1,8 +1,22 @@
-"""Generative flow policies and modern offline-to-online RL behind the Stable-Baselines3 API."""
+"""Generative flow policies, offline-to-online RL and on-policy RL beyond PPO, behind the Stable-Baselines3 API."""
 
 from sb3_flow.data import OfflineDataset
 from sb3_flow.fmq import FMQ, FlowMapPolicy
+from sb3_flow.grpo import GRPO, GSPO, GroupedStart
+from sb3_flow.ppo import PPO, MaskablePPO, RecurrentPPO
 from sb3_flow.rql import RQL
 from sb3_flow.version import __version__
 
-__all__ = ["FMQ", "RQL", "FlowMapPolicy", "OfflineDataset", "__version__"]
+__all__ = [
+    "FMQ",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "RQL",
+    "FlowMapPolicy",
+    "GroupedStart",
+    "MaskablePPO",
+    "OfflineDataset",
+    "RecurrentPPO",
+    "__version__",
+]

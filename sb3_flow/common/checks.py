@@ -35,7 +35,7 @@ def check_finite(where: str, **arrays: np.ndarray) -> None:
         raise FloatingPointError(f"{where} numbers that are not finite: {', '.join(broken)}.")
 
 
-def check_choice(choices: tuple[str, ...], **arguments: object) -> None:
+def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
     """
     :param choices: the allowed values
     :param arguments: values by argument name
@@ -43,5 +43,5 @@ def check_choice(choices: tuple[str, ...], **arguments: object) -> None:
     """
     for name, given in arguments.items():
         if given not in choices:
-            expected = ", ".join(f'"{choice}"' for choice in choices)
+            expected = ", ".join(map(repr, choices))
             raise ValueError(f"`{name}` must be one of {expected}, but {given!r} was given.")

@@ -83,6 +83,25 @@ def has_grouped_starts(env: VecEnv) -> bool:
     return all(env.env_is_wrapped(GroupedStart))
 
 
+def check_groups(env: VecEnv, group_size: int) -> None:
+    """
+    :param env: N environments
+    :param group_size: G, members of a group
+    :raises ValueError: if G is less than 2 or does not divide N, or if an environment is not wrapped in
+        :class:`GroupedStart`
+    """
+    check_minimum(2, group_size=group_size)
+    if env.num_envs % group_size:
+        raise ValueError(
+            f"`group_size` must divide the number of environments, but {group_size} does not divide {env.num_envs}."
+        )
+    if not has_grouped_starts(env):
+        raise ValueError(
+            "Environments of a group start alike only if each is wrapped: "
+            '`make_vec_env(..., wrapper_class=GroupedStart)`. Or choose `group_by="none"`, which shares no starts.'
+        )
+
+
 def group_starts(env: VecEnv, seeds: np.ndarray, group_size: int, shared_noise: bool = False) -> None:
     """
     Form groups of neighbouring environments, from the next reset on: environment i is member i % G of group i // G.
@@ -96,19 +115,10 @@ def group_starts(env: VecEnv, seeds: np.ndarray, group_size: int, shared_noise: 
     :raises ValueError: if G is less than 2 or does not divide N, if there is not one seed per group, or if an environment is
         not wrapped
     """
-    check_minimum(2, group_size=group_size)
-    if env.num_envs % group_size:
-        raise ValueError(
-            f"`group_size` must divide the number of environments, but {group_size} does not divide {env.num_envs}."
-        )
+    check_groups(env, group_size)
     if np.shape(seeds) != (env.num_envs // group_size,):
         raise ValueError(
             f"`seeds` must have one entry per group, shape ({env.num_envs // group_size},), but has {np.shape(seeds)}."
-        )
-    if not has_grouped_starts(env):
-        raise ValueError(
-            "Environments of a group start alike only if each is wrapped: "
-            '`make_vec_env(..., wrapper_class=GroupedStart)`. Or choose `group_by="none"`, which shares no starts.'
         )
     for index in range(env.num_envs):
         group, member = divmod(index, group_size)

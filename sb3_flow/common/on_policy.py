@@ -199,8 +199,10 @@ class PolicyGradient(RolloutCollection):
         return ranges
 
     def _actions(self, data: Any) -> th.Tensor:
-        # discrete actions are stored as floats
-        return data.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else data.actions
+        if isinstance(self.action_space, spaces.Discrete):
+            return data.actions.long().flatten()
+        # sb3-contrib's recurrent buffers leave binary actions as bytes, which have no log-probability
+        return data.actions.float() if isinstance(self.action_space, spaces.MultiBinary) else data.actions
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""

@@ -7,7 +7,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from sb3_flow.losses import exact_kl
@@ -26,14 +26,15 @@ def kl_divergence(present: Distribution, reference: Distribution) -> th.Tensor:
     return exact_kl(p, q)
 
 
-def make_reference(source: Any, policy: BasePolicy) -> BasePolicy:
+def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     """
     :param source: "initial" (the policy as it is now), the path of a saved model, a model, or a policy
     :param policy: the policy that is trained
     :return: a frozen policy with the source's weights, in evaluation mode, on the policy's device
     :raises ValueError: if the source is something else, or its networks are not the policy's
     """
-    reference = copy.deepcopy(policy)
+    # gSDE's distribution holds noise with a history, which cannot be copied deeply, and need not be
+    reference = copy.deepcopy(policy, {id(policy.action_dist): copy.copy(policy.action_dist)})
     if isinstance(source, BaseAlgorithm):
         source = source.policy
     if isinstance(source, BasePolicy):

@@ -1,0 +1,202 @@
+"""Group-relative policy optimisation (GRPO) and group sequence policy optimisation (GSPO) for environments."""
+
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_flow.common.checks import check_choice, check_minimum
+from sb3_flow.common.grouped import check_groups, group_starts
+from sb3_flow.common.groups import AGGREGATIONS, BASELINES, CREDITS, SCALES, Groups
+from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.ppo import PPO
+
+SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
+
+
+class GRPO(PPO):
+    """
+    PPO without a critic: what an action was worth is told by peers (GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783;
+    RLOO), in a form made for control. G environments of a group start an episode in the same state; at each step of it the
+    return from there on is compared with that of the peers that are still alive (``credit="return_to_go"``). The published
+    form, one number for the whole episode, is ``credit="outcome"``; it learns far more slowly in control.
+
+    The starts are shared by a wrapper inside the environments::
+
+        env = make_vec_env("CartPole-v1", n_envs=16, wrapper_class=GroupedStart)
+        model = GRPO("MlpPolicy", env, group_size=8)
+
+    Rollouts are whole episodes: all environments are reset, and each plays one episode of at most ``n_steps`` steps. Those
+    that finish early go on stepping until the last one has finished; these steps count as time steps, but nothing is learned
+    from them (``rollout/alive_share`` tells how many count). Nothing is bootstrapped, so what is optimised is the return
+    within the time limit.
+
+    Arguments that are not listed are those of :class:`sb3_flow.PPO`; ``gae_lambda`` and ``clip_range_vf`` have no effect
+    without a critic and are there so that a script for PPO runs.
+
+    :param n_steps: longest episode, in steps; a longer one is cut off there
+    :param gamma: discount factor of the returns that are compared
+    :param vf_coef: weight of the value loss, with ``baseline="critic"`` only
+    :param group_size: G, members of a group, at least 2; must divide the number of environments
+    :param group_by: "start" (the members of a group share the start, which needs the wrapper) or "none" (all environments
+        are each other's peers; for environments that cannot be seeded)
+    :param credit: "return_to_go", "outcome" (the episode's undiscounted return for each of its steps), "pooled"
+        (return-to-go against all environments), or "process" (step rewards by the group's mean and deviation, summed over
+        the later steps)
+    :param baseline: subtracted from the returns: "loo" (mean of the other members, which leaves the gradient unbiased),
+        "mean", "median", "min", or "critic": a value function is learned, and what it did not foresee is compared by "loo"
+    :param scale: divide by the standard deviation of the "batch" or of the "group" (GRPO), or by "none" (Dr. GRPO)
+    :param ddof: of the standard deviation: 0 or 1
+    :param aggregation: "step": all steps weigh the same (DAPO); "episode": all episodes do (GRPO); "constant": the sum over
+        an episode's steps, divided by ``n_steps`` (Dr. GRPO)
+    :param shared_noise: let the members share the random numbers after the start too, so that only their actions differ
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        n_steps: int = 1000,
+        batch_size: int = 512,
+        n_epochs: int = 5,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = False,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        group_size: int = 8,
+        group_by: str = "start",
+        credit: str = "return_to_go",
+        baseline: str = "loo",
+        scale: str = "batch",
+        ddof: int = 0,
+        aggregation: str = "step",
+        shared_noise: bool = False,
+        policy_loss: str = "clip",
+        clip_range_high: float | Schedule | None = None,
+        dual_clip: float = 3.0,
+        kl_coef: float = 0.0,
+        reference_policy: Any = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        check_minimum(2, group_size=group_size)
+        check_choice(("start", "none"), group_by=group_by)
+        check_choice(CREDITS, credit=credit)
+        check_choice(BASELINES, baseline=baseline)
+        check_choice(SCALES, scale=scale)
+        check_choice(AGGREGATIONS, aggregation=aggregation)
+        check_choice((0, 1), ddof=ddof)
+        self.group_size, self.group_by, self.shared_noise = group_size, group_by, shared_noise
+        self.credit, self.baseline, self.scale, self.ddof, self.aggregation = credit, baseline, scale, ddof, aggregation
+        self._starts: np.random.Generator | None = None
+        if baseline == "critic":
+            self.policy_aliases = PPO.policy_aliases  # type: ignore[misc]
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef if baseline == "critic" else 0.0,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            advantage="group",
+            policy_loss=policy_loss,
+            clip_range_high=clip_range_high,
+            dual_clip=dual_clip,
+            kl_coef=kl_coef,
+            reference_policy=reference_policy,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+        )
+
+    def _setup_model(self) -> None:
+        starts = self._starts  # of a loaded model, which goes on with its own
+        self.groups = Groups(
+            size=self.group_size if self.group_by == "start" else None,
+            credit=self.credit,
+            baseline=self.baseline,
+            scale=self.scale,
+            ddof=self.ddof,
+            aggregation=self.aggregation,
+        )
+        if self.env is not None:
+            self._check_groups(self.env)
+        super()._setup_model()
+        self._starts = starts or self._starts
+
+    def _check_groups(self, env: VecEnv) -> None:
+        if self.group_by == "start":
+            check_groups(env, self.group_size)
+        elif env.num_envs < 2:
+            raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of the groups' starts.
+
+        :param seed: without one, the starts are seeded from NumPy's global generator
+        """
+        super().set_random_seed(seed)
+        self._starts = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
+
+    def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
+        if self.group_by == "start":
+            assert self._starts is not None
+            seeds = self._starts.integers(2**31, size=env.num_envs // self.group_size)
+            group_starts(env, seeds, self.group_size, self.shared_noise)
+        super()._begin_rollout(env, use_masking)
+
+    def learn(
+        self: SelfGRPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfGRPO:
+        """As SB3's; ``total_timesteps`` is reached at the end of a rollout of whole episodes."""
+        tb_log_name = tb_log_name or type(self).__name__
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
