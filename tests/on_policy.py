@@ -63,7 +63,9 @@ DICT = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discre
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 
 
-def walks(n_envs: int, action_space: spaces.Space, observation_space: spaces.Space | None = None, **kwargs: Any) -> DummyVecEnv:
+def walks(
+    n_envs: int, action_space: spaces.Space, observation_space: spaces.Space | None = None, **kwargs: Any
+) -> DummyVecEnv:
     """:return: that many walks"""
     return DummyVecEnv([lambda: Walk(action_space, observation_space, **kwargs)] * n_envs)
 

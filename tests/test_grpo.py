@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from on_policy import ACTION_SPACES, DICT, IMAGE, Walk, assert_same_weights, learned
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from on_policy import ACTION_SPACES, DICT, IMAGE, Walk, assert_same_weights, learned
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
 from sb3_flow.common.groups import Groups
 
@@ -18,9 +18,7 @@ SMALL = {"n_steps": 40, "batch_size": 24, "n_epochs": 2, "group_size": 3, "seed"
 
 
 def grouped(n_envs: int = 6, actions: str = "discrete", space: Any = None, **kwargs: Any) -> Any:
-    return make_vec_env(
-        lambda: Walk(ACTION_SPACES[actions], space), n_envs=n_envs, wrapper_class=GroupedStart, **kwargs
-    )
+    return make_vec_env(lambda: Walk(ACTION_SPACES[actions], space), n_envs=n_envs, wrapper_class=GroupedStart, **kwargs)
 
 
 # --- rollouts of whole episodes

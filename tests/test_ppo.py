@@ -11,11 +11,11 @@ import sb3_contrib
 import stable_baselines3
 import torch as th
 from gymnasium import spaces
+from on_policy import ACTION_SPACES, DICT, IMAGE, Walk, assert_same_weights, learned, walks
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from on_policy import ACTION_SPACES, DICT, IMAGE, Walk, assert_same_weights, learned, walks
 from sb3_flow import PPO, MaskablePPO, RecurrentPPO
 from sb3_flow.common.reference import kl_divergence
 from sb3_flow.kernels import compute_gae, compute_vtrace

@@ -71,8 +71,8 @@ class RolloutCollection(OnPolicyAlgorithm):
 
             with th.no_grad():
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                actions, values, log_probs, extras = self._act(env, obs_tensor, use_masking)
-            actions = actions.cpu().numpy()
+                action_tensor, values, log_probs, extras = self._act(env, obs_tensor, use_masking)
+            actions = action_tensor.cpu().numpy()
 
             clipped_actions = actions
             if isinstance(self.action_space, spaces.Box):
@@ -156,7 +156,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
         return [
             FinalObservation(step, index, infos[index]["terminal_observation"])
-            for index in np.flatnonzero(dones)
+            for index in np.flatnonzero(dones).tolist()
             if infos[index].get("terminal_observation") is not None and infos[index].get("TimeLimit.truncated", False)
         ]
 

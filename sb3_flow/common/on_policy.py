@@ -29,7 +29,7 @@ class PolicyGradient(RolloutCollection):
     clip_range: Any
     clip_range_vf: Any
     clip_range_high: Any
-    batch_size: int
+    batch_size: Any
     n_epochs: int
     normalize_advantage: bool
     target_kl: float | None
@@ -148,13 +148,12 @@ class PolicyGradient(RolloutCollection):
         advantages, log_prob, old_log_prob = rows(advantages), rows(log_prob), rows(data.old_log_prob)
         log_ratio = log_prob - old_log_prob
         ratio = th.exp(log_ratio)
-        segments = None if minibatch.segments is None else rows(minibatch.segments)
-        sequences = (segments, minibatch.n_segments)
+        sequences = None if minibatch.segments is None else (rows(minibatch.segments), minibatch.n_segments)
 
-        if self.policy_loss == "gspo":
-            losses = gspo_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
-        elif self.policy_loss == "gspo_token":
-            losses = gspo_token_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
+        if self.policy_loss in ("gspo", "gspo_token"):
+            assert sequences is not None
+            sequence_loss = gspo_loss if self.policy_loss == "gspo" else gspo_token_loss
+            losses = sequence_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
         elif self.policy_loss == "decoupled":
             proximal = rows(minibatch.proximal_log_prob)
             losses = decoupled_surrogate(
@@ -179,7 +178,7 @@ class PolicyGradient(RolloutCollection):
             metrics["approx_kl"] = th.mean((ratio - 1) - log_ratio)
             metrics["clip_fraction"] = th.mean((th.abs(ratio - 1) > clip_range).float())
             metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
-            if segments is not None:
+            if sequences is not None:
                 sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
                 metrics["sequence_ratio_mean"] = sequence_ratio.mean()
                 metrics["sequence_ratio_max"] = sequence_ratio.max()

@@ -38,7 +38,7 @@ def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     if isinstance(source, BaseAlgorithm):
         source = source.policy
     if isinstance(source, BasePolicy):
-        weights = source.state_dict()
+        weights: Any = source.state_dict()
     elif isinstance(source, (str, Path)) and source != "initial":
         _, parameters, _ = load_from_zip_file(source, device=policy.device, load_data=False)
         weights = parameters["policy"]

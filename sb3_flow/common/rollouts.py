@@ -125,7 +125,7 @@ class EstimatedRollouts(RolloutBuffer):
         """
         self.last_values = last_values.detach().cpu().numpy().flatten()
         self.last_dones = np.asarray(dones)
-        own = type(self).__mro__[2].compute_returns_and_advantage
+        own = super().compute_returns_and_advantage.__func__  # type: ignore[attr-defined]
         if self.estimator.kind == "gae" and own is not RolloutBuffer.compute_returns_and_advantage:
             super().compute_returns_and_advantage(last_values, dones)  # a user's buffer with its own estimate
             return

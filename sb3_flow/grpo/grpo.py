@@ -1,5 +1,6 @@
 """Group-relative policy optimisation (GRPO) and group sequence policy optimisation (GSPO) for environments."""
 
+import warnings
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -116,40 +117,43 @@ class GRPO(PPO):
         self._starts: np.random.Generator | None = None
         if baseline == "critic":
             self.policy_aliases = PPO.policy_aliases  # type: ignore[misc]
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef if baseline == "critic" else 0.0,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            target_kl=target_kl,
-            advantage="group",
-            policy_loss=policy_loss,
-            clip_range_high=clip_range_high,
-            dual_clip=dual_clip,
-            kl_coef=kl_coef,
-            reference_policy=reference_policy,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
+        with warnings.catch_warnings():
+            # SB3's advice that the minibatch divide the rollout, whose length here is the episodes'
+            warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+            super().__init__(
+                policy,
+                env,
+                learning_rate=learning_rate,
+                n_steps=n_steps,
+                batch_size=batch_size,
+                n_epochs=n_epochs,
+                gamma=gamma,
+                gae_lambda=gae_lambda,
+                clip_range=clip_range,
+                clip_range_vf=clip_range_vf,
+                normalize_advantage=normalize_advantage,
+                ent_coef=ent_coef,
+                vf_coef=vf_coef if baseline == "critic" else 0.0,
+                max_grad_norm=max_grad_norm,
+                use_sde=use_sde,
+                sde_sample_freq=sde_sample_freq,
+                rollout_buffer_class=rollout_buffer_class,
+                rollout_buffer_kwargs=rollout_buffer_kwargs,
+                target_kl=target_kl,
+                advantage="group",
+                policy_loss=policy_loss,
+                clip_range_high=clip_range_high,
+                dual_clip=dual_clip,
+                kl_coef=kl_coef,
+                reference_policy=reference_policy,
+                stats_window_size=stats_window_size,
+                tensorboard_log=tensorboard_log,
+                policy_kwargs=policy_kwargs,
+                verbose=verbose,
+                seed=seed,
+                device=device,
+                _init_setup_model=_init_setup_model,
+            )
 
     def _setup_model(self) -> None:
         starts = self._starts  # of a loaded model, which goes on with its own

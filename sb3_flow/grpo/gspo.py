@@ -37,4 +37,5 @@ class GSPO(GRPO):
     ):
         check_choice(("gspo", "gspo_token"), policy_loss=policy_loss)
         self.length_scaled_clip = length_scaled_clip
-        super().__init__(*args, credit=credit, policy_loss=policy_loss, clip_range_high=clip_range_high, **kwargs)
+        kwargs |= {"credit": credit, "policy_loss": policy_loss, "clip_range_high": clip_range_high}
+        super().__init__(*args, **kwargs)

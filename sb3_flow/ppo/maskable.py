@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.on_policy import PolicyGradient
 
 
-class MaskablePPO(PolicyGradient, ContribMaskablePPO):
+class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
     """
     sb3-contrib's MaskablePPO (arXiv 2006.14171) with the choices of :class:`sb3_flow.PPO`, whose docstring explains the
     arguments from ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's.

@@ -17,14 +17,16 @@ from sb3_flow.common.on_policy import PolicyGradient
 from sb3_flow.common.rollouts import FinalObservation
 
 
-class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):
+class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     """
     sb3-contrib's RecurrentPPO with the choices of :class:`sb3_flow.PPO`, whose docstring explains the arguments from
     ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's. Recurrent states are carried over and reset as
     there. Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
     """
 
-    _new_lstm_states: RNNStates | None = None  # after the present step
+    policy: RecurrentActorCriticPolicy  # type: ignore[assignment]
+    _last_lstm_states: RNNStates  # type: ignore[assignment]
+    _new_lstm_states: RNNStates  # after the present step
 
     def __init__(
         self,
@@ -110,7 +112,6 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):
 
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
         final = super()._final_observations(dones, infos, step)
-        assert self._new_lstm_states is not None
         hidden, cell = self._new_lstm_states.vf
         for one in final:
             one.lstm_states = (hidden[:, one.env : one.env + 1].contiguous(), cell[:, one.env : one.env + 1].contiguous())
@@ -118,20 +119,19 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):
 
     def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
         observations, _ = self.policy.obs_to_tensor(stack_observations([one.observation for one in final]))
-        hidden, cell = zip(*[one.lstm_states for one in final], strict=True)  # type: ignore[misc]
+        hidden, cell = (th.cat(states, dim=1) for states in zip(*[one.lstm_states for one in final], strict=True))
         # the cut-off episode goes on: its state is not reset
-        states, starts = (th.cat(hidden, dim=1), th.cat(cell, dim=1)), th.zeros(len(final), device=self.device)
-        return self.policy.predict_values(observations, states, starts).flatten()
+        starts = th.zeros(len(final), device=self.device)
+        return self.policy.predict_values(observations, (hidden, cell), starts).flatten()  # type: ignore[arg-type]
 
     def _last_values(self) -> th.Tensor:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-        return self.policy.predict_values(observations, self._last_lstm_states.vf, episode_starts)
+        observations: Any = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        states: Any = self._last_lstm_states.vf
+        return self.policy.predict_values(observations, states, episode_starts)
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        return self.policy.evaluate_actions(
-            data.observations, self._actions(data), data.lstm_states, data.episode_starts
-        )
+        return self.policy.evaluate_actions(data.observations, self._actions(data), data.lstm_states, data.episode_starts)
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
         return policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]

@@ -110,9 +110,7 @@ def main() -> None:
     steps = arguments.steps or STEPS[arguments.task]
     jobs = [(name, seed) for name in arguments.algorithms for seed in range(arguments.seeds)]
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("forkserver")) as pool:
-        futures = {
-            job: pool.submit(run, job[0], arguments.task, job[1], steps, arguments.n_envs, settings) for job in jobs
-        }
+        futures = {job: pool.submit(run, job[0], arguments.task, job[1], steps, arguments.n_envs, settings) for job in jobs}
         results = {job: future.result() for job, future in futures.items()}
     print(f"\n{arguments.task}, {steps} steps, {arguments.seeds} seeds; interquartile means with 95% bootstrap intervals")
     print(f"{'':<20} {'last training episodes':>30} {'deterministic policy':>30} {'seconds':>8}")
