@@ -70,7 +70,7 @@ class GRPO(PPO):
         learning_rate: float | Schedule = 1e-3,
         n_steps: int = 1000,
         batch_size: int = 512,
-        n_epochs: int = 5,
+        n_epochs: int = 10,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule = 0.2,
