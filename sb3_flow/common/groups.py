@@ -18,7 +18,8 @@ class Groups:
     :param size: members of a group, neighbours among the environments; None for all environments
     :param credit: "return_to_go": discounted return from each step against the peers alive at the same step;
         "pooled": the same against all environments; "outcome": the undiscounted episode return against the group's (GRPO,
-        arXiv 2402.03300); "process": step rewards by the group's statistics, summed over the later steps (its process form)
+        arXiv 2402.03300); "process": step rewards by the group's mean and deviation, summed over the later steps (its process
+        form, which has no other baseline or scale)
     :param baseline: "mean", "loo" (mean of the others, unbiased), "median", "min", or "critic": the value function's error
         is compared, with "loo"
     :param scale: "none" (Dr. GRPO, arXiv 2503.20783), "group" (GRPO) or "batch": divide by the standard deviation
@@ -66,7 +67,7 @@ class Groups:
             outcome = compute_group_advantages(totals - values[0] if critic else totals, **settings)
             advantages = np.where(alive, outcome[None], 0).astype(rewards.dtype)
         elif self.credit == "process":
-            advantages = compute_process_advantages(rewards, alive, baseline=baseline, scale=self.scale, ddof=self.ddof)
+            advantages = compute_process_advantages(rewards, alive, ddof=self.ddof)
         advantages = advantages.reshape(grouped)
         differ = (advantages != 0).any(axis=(0, 2))  # (n_groups,)
         lengths = alive.sum(axis=0)  # (n_groups, size)
