@@ -24,7 +24,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
 
 STEPS = {"CartPole-v1": 200_000, "Pendulum-v1": 800_000, "HalfCheetah-v5": 1_000_000}
-# PPO with 8 environments, the group methods with 64
+# PPO with 8 environments, the group methods with 32
 PPO_SETTINGS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.98, "learning_rate": 1e-3},
     "Pendulum-v1": {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "learning_rate": 1e-3},
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="default: 200k, 800k and 1M")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
-    parser.add_argument("--n-envs", type=int, default=64, help="of the group methods")
+    parser.add_argument("--n-envs", type=int, default=32, help="of the group methods")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the group methods")
     arguments = parser.parse_args()
