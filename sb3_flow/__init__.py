@@ -1,5 +1,6 @@
 """Generative flow policies, offline-to-online RL and on-policy RL beyond PPO, behind the Stable-Baselines3 API."""
 
+from sb3_flow.collect import AsyncPPO
 from sb3_flow.data import OfflineDataset
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
@@ -13,6 +14,7 @@ __all__ = [
     "GSPO",
     "PPO",
     "RQL",
+    "AsyncPPO",
     "FlowMapPolicy",
     "GroupedStart",
     "MaskablePPO",

@@ -7,6 +7,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -18,6 +19,21 @@ def stack_observations(observations: list[Any]) -> Any:
     if isinstance(observations[0], dict):
         return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
     return np.stack(observations)
+
+
+def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+    """
+    :param policy: which sampled the actions
+    :param action_space: of the environments
+    :param actions: as sampled
+    :return: as the environments take them
+    """
+    if not isinstance(action_space, spaces.Box):
+        return actions
+    if policy.squash_output:
+        return policy.unscale_action(actions)
+    # an unbounded Gaussian samples outside of the bounds
+    return np.clip(actions, action_space.low, action_space.high)
 
 
 class RolloutCollection(OnPolicyAlgorithm):
@@ -74,13 +90,7 @@ class RolloutCollection(OnPolicyAlgorithm):
                 action_tensor, values, log_probs, extras = self._act(env, obs_tensor, use_masking)
             actions = action_tensor.cpu().numpy()
 
-            clipped_actions = actions
-            if isinstance(self.action_space, spaces.Box):
-                if self.policy.squash_output:
-                    clipped_actions = self.policy.unscale_action(clipped_actions)
-                else:
-                    # an unbounded Gaussian samples outside of the bounds
-                    clipped_actions = np.clip(actions, self.action_space.low, self.action_space.high)
+            clipped_actions = bounded_actions(self.policy, self.action_space, actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs

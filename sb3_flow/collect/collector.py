@@ -1,0 +1,220 @@
+"""The learner's side of the collector process: starting, asking, waiting, and ending it whatever happens."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from sb3_flow.collect.memory import Layout, attach, reserve
+from sb3_flow.collect.slots import Rollout, RolloutSpec
+from sb3_flow.collect.weights import PublishedWeights
+from sb3_flow.collect.worker import CANCEL, GRACE, HEARTBEAT
+
+START_TIMEOUT = 120.0  # importing torch on a busy machine takes its time
+# not multiprocessing's start methods: with them, every script that trains would need `if __name__ == "__main__":`
+COMMAND = "from sb3_flow.collect.worker import main; main({pipe}, {memory})"
+
+
+class CollectorError(RuntimeError):
+    """The collector process failed, died or hangs."""
+
+
+class Filled(NamedTuple):
+    """
+    :param rollout: its slot
+    :param found: what travels with it: infos, statistics of the normalisers, states of the random generators
+    :param waited: seconds the learner waited for it
+    """
+
+    rollout: Rollout
+    found: dict[str, Any]
+    waited: float
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection, grace: float) -> None:
+    """Ask the process to end by closing the pipe, and end it with all its children if it does not."""
+    connection.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # a group of its own
+    process.wait()
+
+
+class Collector:
+    """
+    A running collector process.
+
+    :param policy: what the collector's replica shall be like
+    :param policy_arguments: class, positional and keyword arguments of the replica; the learning rate is added
+    :param env: packed environments
+    :param spec: shapes of the rollouts
+    :param n_slots: number of rollouts in shared memory
+    :param fresh: take the freshest weights at each step
+    :param sde_sample_freq: steps between draws of gSDE's noise, -1 for none within a rollout
+    :param timeout: seconds without a step after which the collector is said to hang
+    """
+
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        policy_arguments: tuple[type, tuple[Any, ...], dict[str, Any]],
+        env: bytes,
+        spec: RolloutSpec,
+        n_slots: int,
+        fresh: bool,
+        sde_sample_freq: int,
+        timeout: float,
+    ):
+        self.timeout = timeout
+        self.outstanding: list[int] = []  # slots to be filled, in order
+        layout = Layout()
+        layout.add("words", (2,), np.int64)
+        PublishedWeights.reserve(policy, layout)
+        for number in range(n_slots):
+            Rollout.reserve(spec, layout, number)
+        setup = {
+            "layout": layout,
+            "policy": cloudpickle.dumps(policy_arguments),
+            "spec": spec,
+            "n_slots": n_slots,
+            "fresh": fresh,
+            "sde_sample_freq": sde_sample_freq,
+            "env": env,
+        }
+        memory = reserve(layout.size)
+        try:
+            self._connection, theirs = Pipe()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND.format(pipe=theirs.fileno(), memory=memory)],
+                pass_fds=(theirs.fileno(), memory),
+                stdin=subprocess.DEVNULL,
+                # what can be imported here can be imported there; one thread, also for libraries that look at start-up
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the learner, which ends the collector
+            )
+            theirs.close()
+            # also if the model is forgotten, and at exit
+            self._finalizer = weakref.finalize(self, _end, self._process, self._connection, GRACE)
+        except BaseException:
+            os.close(memory)
+            raise
+        block = attach(memory, layout.size)
+        self._words = layout.view(block, "words")
+        self.weights = PublishedWeights(policy, layout, block)
+        self.rollouts = [Rollout(spec, layout, block, number) for number in range(n_slots)]
+        try:
+            self._send(setup)
+            self._receive("ready", max(START_TIMEOUT, timeout))
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: Any) -> list[dict[str, Any]]:
+        """
+        Before the first rollout of ``learn``; see ``Worker.begin``.
+
+        :return: statistics of the normalisers after the reset
+        """
+        self._send(("begin", reset, coming_reset, statistics, random))
+        return self._receive("begun", self.timeout)[0]
+
+    def request(self, state: Any = None) -> None:
+        """
+        Have one of the free slots filled with the weights that are published when it is begun.
+
+        :param state: of the random generators to begin with, None to leave them
+        """
+        number = next(number for number in range(len(self.rollouts)) if number not in self.outstanding)
+        self.outstanding.append(number)
+        self._send(("collect", number, state))
+
+    def receive(self) -> Filled:
+        """:return: the oldest rollout asked for, when it is full; its slot is taken until :meth:`release`"""
+        since = time.perf_counter()
+        number, found = self._receive("rollout", self.timeout)
+        assert number == self.outstanding[0]
+        return Filled(self.rollouts[number], found, time.perf_counter() - since)
+
+    def release(self) -> None:
+        """Give the slot of the oldest rollout back."""
+        self.outstanding.pop(0)
+
+    def cancel(self) -> None:
+        """Take all requests back."""
+        self._words[CANCEL] = 1
+        while self.outstanding:
+            self._receive("rollout cancelled", self.timeout)
+            self.release()
+        self._words[CANCEL] = 0
+
+    def stop(self, grace: float = GRACE) -> None:
+        """
+        End the process. Nothing of it is left.
+
+        :param grace: seconds it has to end by itself
+        """
+        self._words[CANCEL] = 1
+        if self._finalizer.detach() is not None:
+            _end(self._process, self._connection, grace)
+
+    def _send(self, message: Any) -> None:
+        try:
+            # not `send`, whose pickles hold descriptors of shared memory in place of tensors
+            self._connection.send_bytes(pickle.dumps(message))
+        except OSError:
+            self._receive("the reason", self.timeout)
+
+    def _receive(self, expected: str, timeout: float) -> list[Any]:
+        """
+        :param expected: kinds of messages
+        :param timeout: seconds without a step
+        :return: what the next message of this kind says
+        :raises CollectorError: if there will be none
+        """
+        beat, since = int(self._words[HEARTBEAT]), time.monotonic()
+        try:
+            while not self._connection.poll(0.1):
+                if self._process.poll() is not None and not self._connection.poll(0.1):
+                    raise EOFError
+                now = int(self._words[HEARTBEAT])
+                if now != beat:
+                    beat, since = now, time.monotonic()
+                elif time.monotonic() - since > timeout:
+                    self.stop(grace=0.0)
+                    raise CollectorError(
+                        f"The collector process (pid {self.pid}) hangs: the environments made no step for {timeout:g} "
+                        "seconds. It was killed. If a step or a reset may take that long, raise `collector_timeout`."
+                    )
+            kind, *content = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise CollectorError(self._obituary()) from None
+        if kind == "error":
+            raise CollectorError(f"The collector process (pid {self.pid}) failed:\n\n{content[1]}") from (
+                None if content[0] is None else pickle.loads(content[0])
+            )
+        assert kind in expected, kind
+        return content
+
+    def _obituary(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        code = self._process.poll()
+        how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        return f"The collector process (pid {self.pid}) died: it {how}."

@@ -1,0 +1,108 @@
+"""Moving vectorised environments into another process, and keeping the statistics of their normalisers in step."""
+
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
+
+# set on a VecEnv that a user's function made: the function, to be called once more in the collector
+FACTORY = "collector_factory"
+SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
+
+
+def chain(env: VecEnv) -> list[VecEnv]:
+    """:return: the wrappers from the outermost one, and the environment that they wrap"""
+    found = [env]
+    while isinstance(found[-1], VecEnvWrapper):
+        found.append(found[-1].venv)
+    return found
+
+
+def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
+    """
+    :param factory: makes an environment or a vectorised environment
+    :param verbose: verbosity level
+    :return: what it makes, wrapped as SB3 wraps it, with the function kept for the collector
+    """
+    env = BaseAlgorithm._wrap_env(factory(), verbose)
+    setattr(env, FACTORY, factory)
+    return env
+
+
+def pack(env: VecEnv) -> bytes:
+    """
+    :param env: a vectorised environment
+    :return: what :func:`unpack` needs to have it, or another one from the same function, in another process
+    :raises TypeError: if that cannot be
+    """
+    factory = next((vars(one)[FACTORY] for one in chain(env) if FACTORY in vars(one)), None)
+    *wrappers, innermost = chain(env)
+    # VecEnvWrapper looks up unknown attributes in what it wraps, which is not there while a pickle is read
+    states = [(type(one), {k: v for k, v in vars(one).items() if k not in ("venv", "class_attributes")}) for one in wrappers]
+    try:
+        if factory is not None:
+            return cloudpickle.dumps((factory, None, []))
+        if isinstance(innermost, SubprocVecEnv):
+            raise TypeError("its worker processes belong to the process that started them")
+        return cloudpickle.dumps((None, innermost, states))
+    except Exception as error:
+        raise TypeError(
+            "`env` must be something that can be moved into the collector process, or a function that makes it there; but "
+            f"{type(innermost).__name__} cannot be moved: {error}. A function was expected, e.g. "
+            "`env=lambda: SubprocVecEnv([make_env] * 8)`."
+        ) from error
+
+
+def unpack(packed: bytes) -> VecEnv:
+    """:return: the environment that :func:`pack` took apart"""
+    factory, env, states = pickle.loads(packed)
+    if factory is not None:
+        return made_by(factory)
+    for kind, state in reversed(states):
+        wrapper = kind.__new__(kind)
+        wrapper.__dict__.update(state, venv=env, class_attributes=dict(inspect.getmembers(kind)))
+        env = wrapper
+    return env
+
+
+def coming_reset(env: VecEnv) -> tuple[Any, Any]:
+    """:return: seeds and options of the next reset"""
+    innermost = chain(env)[-1]
+    return getattr(innermost, "_seeds", None), getattr(innermost, "_options", None)
+
+
+def set_coming_reset(env: VecEnv, values: tuple[Any, Any]) -> None:
+    """
+    :param env: the environment
+    :param values: what :func:`coming_reset` returned
+    """
+    innermost = chain(env)[-1]
+    for name, value in zip(("_seeds", "_options"), values, strict=True):
+        if value is not None and hasattr(innermost, name):
+            setattr(innermost, name, value)
+
+
+def normalisers(env: VecEnv, settings: bool = False) -> list[dict[str, Any]]:
+    """
+    :param env: the environment
+    :param settings: whether to include what does not change by stepping
+    :return: running statistics of each ``VecNormalize`` around it
+    """
+    names = ("obs_rms", "ret_rms", *(SETTINGS if settings else ()))
+    found = [one for one in chain(env) if isinstance(one, VecNormalize)]
+    return [{name: getattr(one, name) for name in names if hasattr(one, name)} for one in found]
+
+
+def set_normalisers(env: VecEnv, states: list[dict[str, Any]]) -> None:
+    """
+    :param env: the environment
+    :param states: what :func:`normalisers` returned
+    """
+    found = [one for one in chain(env) if isinstance(one, VecNormalize)]
+    for one, state in zip(found, states, strict=True):
+        for name, value in state.items():
+            setattr(one, name, value)

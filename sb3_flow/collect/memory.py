@@ -1,0 +1,68 @@
+"""Arrays in a block of memory that two processes share."""
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+
+
+class Layout:
+    """Where the arrays of a block lie. Both processes have the same one."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._places: dict[str, tuple[int, tuple[int, ...], str]] = {}
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+        """
+        :param name: of the array
+        :param shape: of the array
+        :param dtype: of the array
+        """
+        assert name not in self._places, name
+        dtype = np.dtype(dtype)
+        self._places[name] = (self.size, shape, dtype.str)
+        length = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.size += -(-length // ALIGNMENT) * ALIGNMENT
+
+    def view(self, block: mmap.mmap, name: str) -> np.ndarray:
+        """
+        :param block: the shared memory
+        :param name: of the array
+        :return: the array
+        """
+        offset, shape, dtype = self._places[name]
+        return np.ndarray(shape, dtype=dtype, buffer=block, offset=offset)
+
+
+def reserve(size: int) -> int:
+    """
+    Memory without a name: it vanishes with the last process that has it, however that process ends, and the size of
+    ``/dev/shm`` (64 MB in a container by default) does not limit it. Pages that are never written take no room.
+
+    :param size: in bytes
+    :return: a file descriptor, to be handed to the other process and to :func:`attach`
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("sb3_flow", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def attach(descriptor: int, size: int) -> mmap.mmap:
+    """
+    :param descriptor: of the memory; closed
+    :param size: in bytes
+    :return: the memory
+    """
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""Rollouts in shared memory, which the collector fills and the learner reads."""
+
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sb3_flow.collect.memory import Layout
+
+Observation = np.ndarray | dict[str, np.ndarray]
+
+
+@dataclass
+class RolloutSpec:
+    """
+    :param n_steps: steps of each environment
+    :param n_envs: number of environments
+    :param observations: shape and dtype of an observation, by key; one with the key "" if observations are not Dicts
+    :param action: shape and dtype of an action as the policy samples it
+    :param real: dtype of the policy's values and log-probabilities
+    """
+
+    n_steps: int
+    n_envs: int
+    observations: dict[str, tuple[tuple[int, ...], str]]
+    action: tuple[tuple[int, ...], str]
+    real: str
+
+    @staticmethod
+    def parts(observation: Observation) -> dict[str, np.ndarray]:
+        """:return: observations by key"""
+        return observation if isinstance(observation, dict) else {"": observation}
+
+    def whole(self, parts: dict[str, np.ndarray]) -> Observation:
+        """:return: what :meth:`parts` took apart"""
+        return parts[""] if list(self.observations) == [""] else parts
+
+
+class Rollout:
+    """
+    One slot. Arrays are time-major:
+
+    - ``observations``: ``n_steps + 1`` of them, the last one is what follows the last step; by key
+    - ``actions``, ``rewards`` (as the environments paid them), ``terminated``, ``truncated``, ``episode_starts``
+    - ``log_probs``, ``values``: of the policy that acted, both from one forward pass
+    - ``versions``: number of this policy, at each step
+    - ``final_places``, ``final_observations``: step and environment of each episode's end, and its last observation, which
+      the next episode's first one has replaced in ``observations``; the first ``counts[0]`` of them
+
+    :param spec: shapes
+    :param layout: of the block; see :meth:`reserve`
+    :param block: the shared memory
+    :param number: of the slot
+    """
+
+    def __init__(self, spec: RolloutSpec, layout: Layout, block: mmap.mmap, number: int):
+        def view(name: str) -> np.ndarray:
+            return layout.view(block, f"{number}/{name}")
+
+        self.spec, self.number = spec, number
+        self.observations = {key: view(f"observations/{key}") for key in spec.observations}
+        self.final_observations = {key: view(f"final_observations/{key}") for key in spec.observations}
+        self.final_places, self.counts = view("final_places"), view("counts")
+        self.actions, self.rewards = view("actions"), view("rewards")
+        self.terminated, self.truncated = view("terminated"), view("truncated")
+        self.episode_starts, self.versions = view("episode_starts"), view("versions")
+        self.values, self.log_probs = view("values"), view("log_probs")
+
+    @staticmethod
+    def reserve(spec: RolloutSpec, layout: Layout, number: int) -> None:
+        """
+        :param spec: shapes
+        :param layout: to which the slot's arrays are added
+        :param number: of the slot
+        """
+        rows = (spec.n_steps, spec.n_envs)
+        fields: dict[str, tuple[tuple[int, ...], Any]] = {
+            "final_places": ((spec.n_steps * spec.n_envs, 2), np.int64),
+            "counts": ((1,), np.int64),
+            "actions": ((*rows, *spec.action[0]), spec.action[1]),
+            "rewards": (rows, np.float64),  # SubprocVecEnv's are
+            "terminated": (rows, bool),
+            "truncated": (rows, bool),
+            "episode_starts": (rows, bool),
+            "versions": ((spec.n_steps,), np.int64),
+            "values": (rows, spec.real),
+            "log_probs": (rows, spec.real),
+        }
+        for key, (shape, dtype) in spec.observations.items():
+            fields[f"observations/{key}"] = ((spec.n_steps + 1, spec.n_envs, *shape), dtype)
+            # episodes may be one step long; room that is not used costs nothing
+            fields[f"final_observations/{key}"] = ((spec.n_steps * spec.n_envs, *shape), dtype)
+        for name, (shape, dtype) in fields.items():
+            layout.add(f"{number}/{name}", shape, dtype)
+
+    def begin(self) -> None:
+        """Before the first step."""
+        self.counts[0] = 0
+
+    def put_observation(self, step: int, observation: Observation) -> None:
+        """
+        :param step: at which it is acted on; ``n_steps`` for what follows the last step
+        :param observation: of all environments
+        """
+        for key, part in self.spec.parts(observation).items():
+            self.observations[key][step] = part
+
+    def put_step(self, step: int, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        What a step of the environments brought, but for the observation.
+
+        :param step: number of the step
+        :param rewards: of all environments
+        :param dones: whether an episode ended
+        :param infos: of all environments
+        :return: the infos without the terminal observations, which are in the slot now
+        """
+        self.rewards[step] = rewards
+        self.terminated[step], self.truncated[step] = dones, False
+        infos = list(infos)
+        for env in np.flatnonzero(dones).tolist():
+            if infos[env].get("TimeLimit.truncated", False):
+                self.terminated[step, env], self.truncated[step, env] = False, True
+            if infos[env].get("terminal_observation") is not None:
+                infos[env] = dict(infos[env])
+                place = int(self.counts[0])
+                for key, part in self.spec.parts(infos[env].pop("terminal_observation")).items():
+                    self.final_observations[key][place] = part
+                self.final_places[place] = step, env
+                self.counts[0] = place + 1
+        return infos
+
+    def observation(self, step: int) -> Observation:
+        """
+        :param step: see :meth:`put_observation`
+        :return: a copy
+        """
+        return self.spec.whole({key: part[step].copy() for key, part in self.observations.items()})
+
+    def finals(self) -> dict[int, dict[int, Observation]]:
+        """:return: copies of the final observations, by step and by environment"""
+        found: dict[int, dict[int, Observation]] = {}
+        for place, (step, env) in enumerate(self.final_places[: int(self.counts[0])].tolist()):
+            final = {key: part[place].copy() for key, part in self.final_observations.items()}
+            found.setdefault(step, {})[env] = self.spec.whole(final)
+        return found

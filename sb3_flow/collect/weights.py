@@ -1,0 +1,114 @@
+"""Weights that one process publishes and another one reads."""
+
+import hashlib
+import mmap
+
+import numpy as np
+import torch as th
+
+from sb3_flow.collect.memory import ALIGNMENT, Layout
+
+
+def named_tensors(module: th.nn.Module) -> dict[str, th.Tensor]:
+    """:return: parameters and buffers by name, in the order of their names; shared ones once"""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensors[name].detach() for name in sorted(tensors)}
+
+
+def _digest(tensors: dict[str, th.Tensor]) -> bytes:
+    described = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()]
+    return hashlib.sha256(repr(described).encode()).digest()
+
+
+def _length(tensor: th.Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+class PublishedWeights:
+    """
+    The weights of a module as one flat vector, ordered by name, in two buffers: the writer fills the one that nobody is told
+    to read, then turns readers to it. The vector carries a digest of all names, shapes and types; a module with others, or
+    with the same shapes under other names, is refused by both sides.
+
+    :param module: whose weights are published or received
+    :param layout: of the block; see :meth:`reserve`
+    :param block: the shared memory
+    """
+
+    def __init__(self, module: th.nn.Module, layout: Layout, block: mmap.mmap):
+        # words: number of publications, whose parity names the current buffer; the version in each buffer
+        self._words, self._stored = layout.view(block, "weights/words"), layout.view(block, "weights/digest")
+        self.module = module
+        self._buffers: list[dict[str, th.Tensor]] = []
+        tensors = named_tensors(module)
+        for flat in th.from_numpy(layout.view(block, "weights/buffers")):
+            views, start = {}, 0
+            for name, tensor in tensors.items():
+                part = flat[start : start + tensor.numel() * tensor.element_size()]
+                views[name] = part.view(tensor.dtype).view(tensor.shape)
+                start += _length(tensor)
+            self._buffers.append(views)
+            if start != len(flat):
+                raise ValueError(f"The published weights take {len(flat)} bytes, but those of this module {start}.")
+        self._seen = 0
+
+    @staticmethod
+    def reserve(module: th.nn.Module, layout: Layout) -> None:
+        """
+        :param module: whose weights will be published
+        :param layout: to which the arrays are added
+        """
+        size = sum(_length(tensor) for tensor in named_tensors(module).values())
+        layout.add("weights/words", (3,), np.int64)
+        layout.add("weights/digest", (32,), np.uint8)
+        layout.add("weights/buffers", (2, size), np.uint8)
+
+    def _checked(self) -> dict[str, th.Tensor]:
+        """:return: the module's tensors, if they are the published ones"""
+        tensors = named_tensors(self.module)
+        if _digest(tensors) != self._stored.tobytes():
+            raise ValueError(
+                "The names, shapes and types of this module's weights are not those of the published weights, so that they "
+                f"cannot be copied. This module has {[(name, tuple(one.shape)) for name, one in tensors.items()]}."
+            )
+        return tensors
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are weights that :meth:`read` has not read."""
+        return bool(self._words[0] != self._seen)
+
+    def write(self, version: int) -> None:
+        """
+        Publish the module's weights.
+
+        :param version: their number
+        :raises ValueError: if the module has other weights than at the first publication
+        """
+        number = int(self._words[0]) + 1
+        if number == 1:
+            self._stored[:] = np.frombuffer(_digest(named_tensors(self.module)), dtype=np.uint8)
+        tensors = self._checked()
+        for name, place in self._buffers[number % 2].items():
+            place.copy_(tensors[name])
+        self._words[1 + number % 2] = version
+        self._words[0] = number
+
+    def read(self) -> int:
+        """
+        Copy the published weights into the module.
+
+        :return: their version
+        :raises ValueError: if the module has other weights than those published
+        """
+        tensors = self._checked()
+        while True:
+            number = int(self._words[0])
+            with th.no_grad():
+                for name, place in self._buffers[number % 2].items():
+                    tensors[name].copy_(place)
+            version = int(self._words[1 + number % 2])
+            # the writer returns to this buffer with the publication after the next one
+            if int(self._words[0]) == number:
+                self._seen = number
+                return version

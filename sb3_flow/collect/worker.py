@@ -1,0 +1,244 @@
+"""The collector process: it steps the environments with a replica of the policy and fills rollouts in shared memory."""
+
+import os
+import pickle
+import queue
+import random
+import signal
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
+
+from sb3_flow.collect.environments import normalisers, set_coming_reset, set_normalisers, unpack
+from sb3_flow.collect.memory import attach
+from sb3_flow.collect.slots import Rollout
+from sb3_flow.collect.weights import PublishedWeights
+from sb3_flow.common.collection import bounded_actions
+
+# words that learner and collector share
+HEARTBEAT, CANCEL = 0, 1
+GRACE = 5.0  # seconds to end by itself, after the learner is gone
+
+
+RandomState = tuple[Any, Any, Any]
+
+
+def random_state() -> RandomState:
+    """:return: states of the global generators of torch, NumPy and Python"""
+    return th.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def set_random_state(state: RandomState) -> None:
+    """:param state: what :func:`random_state` returned"""
+    th.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])
+
+
+def no_learning(_: float) -> float:
+    """:return: a learning rate for the replica's optimizer, which is never used"""
+    return 0.0
+
+
+class Channel:
+    """
+    The collector's end of the pipe. One thread reads, so that requests are taken and the learner's death is noticed while the
+    environments step; one thread writes, so that stepping goes on while the learner is busy and does not read.
+    """
+
+    def __init__(self, connection: Connection):
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.closed = threading.Event()
+        self._connection = connection
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._requests.put(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self.closed.set()
+            self._requests.put(None)
+        time.sleep(GRACE)
+        # an environment hangs; its processes, if any, are of this group, which is this process's own
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
+
+    def _write(self) -> None:
+        try:
+            while (message := self._outgoing.get()) is not None:
+                self._connection.send_bytes(message)
+        except OSError:
+            self.closed.set()
+
+    def receive(self) -> Any:
+        """:return: the next message of the learner, None if it is gone"""
+        message = self._requests.get()
+        return None if message is None else pickle.loads(message)
+
+    def send(self, *message: Any) -> None:
+        """:param message: for the learner"""
+        self._outgoing.put(pickle.dumps(message))
+
+    def flush(self) -> None:
+        """Wait until all is sent, or the learner is gone."""
+        self._outgoing.put(None)
+        self._writer.join(GRACE)
+
+
+class Worker:
+    """
+    :param channel: to the learner
+    :param descriptor: of the shared memory
+    :param setup: what the learner sent first
+    """
+
+    def __init__(self, channel: Channel, descriptor: int, setup: dict[str, Any]):
+        self.channel = channel
+        layout = setup["layout"]
+        block = attach(descriptor, layout.size)
+        self.words = layout.view(block, "words")
+        policy_class, arguments, kwargs = pickle.loads(setup["policy"])
+        self.policy = policy_class(*arguments, no_learning, **kwargs)
+        self.policy.set_training_mode(False)
+        self.weights = PublishedWeights(self.policy, layout, block)
+        self.spec = setup["spec"]
+        self.rollouts = [Rollout(self.spec, layout, block, number) for number in range(setup["n_slots"])]
+        # the freshest weights at each step, instead of one version for the whole rollout
+        self.fresh: bool = setup["fresh"]
+        self.sde_sample_freq: int = setup["sde_sample_freq"]
+        self.env = unpack(setup["env"])
+        self.observation: Any = None
+        self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
+
+    def run(self) -> None:
+        """Do what the learner asks until it closes the pipe."""
+        self.channel.send("ready")
+        while True:
+            since = time.perf_counter()
+            request = self.channel.receive()
+            if request is None:
+                return
+            what, *arguments = request
+            if what == "begin":
+                self.begin(*arguments)
+            else:
+                self.collect(time.perf_counter() - since, *arguments)
+
+    def begin(
+        self,
+        reset: bool,
+        coming_reset: Any,
+        statistics: list[dict[str, Any]],
+        random: int | RandomState,
+    ) -> None:
+        """
+        Before the first rollout of ``learn``.
+
+        :param reset: whether to reset the environments
+        :param coming_reset: seeds and options of this reset
+        :param statistics: of the normalisers
+        :param random: seed or states of the random generators
+        """
+        if isinstance(random, int):
+            set_random_seed(random)
+        else:
+            set_random_state(random)
+        set_normalisers(self.env, statistics)
+        if reset or self.observation is None:
+            set_coming_reset(self.env, coming_reset)
+            self.observation = self.env.reset()
+            self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
+        self.channel.send("begun", normalisers(self.env))
+
+    def collect(self, waited: float, number: int, state: RandomState | None) -> None:
+        """
+        Fill a slot, unless the learner cancels that.
+
+        :param waited: seconds this request was waited for
+        :param number: of the slot
+        :param state: of the random generators, None to leave them
+        """
+        if state is not None:
+            set_random_state(state)
+        rollout, infos = self.rollouts[number], []
+        rollout.begin()
+        version = self.weights.read()
+        if self.policy.use_sde:
+            self.policy.reset_noise(self.spec.n_envs)
+        for step in range(self.spec.n_steps):
+            if self.words[CANCEL] or self.channel.closed.is_set():
+                self.channel.send("cancelled", number)
+                return
+            if self.fresh and self.weights.changed:
+                version = self.weights.read()
+                if self.policy.use_sde:  # the noise is drawn from the weights
+                    self.policy.reset_noise(self.spec.n_envs)
+            if self.policy.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
+                self.policy.reset_noise(self.spec.n_envs)
+            with th.no_grad():
+                action_tensor, values, log_probs = self.policy(obs_as_tensor(self.observation, self.policy.device))
+            actions = action_tensor.cpu().numpy()
+            rollout.put_observation(step, self.observation)
+            rollout.episode_starts[step], rollout.versions[step] = self.episode_starts, version
+            rollout.actions[step] = actions
+            rollout.values[step], rollout.log_probs[step] = values.numpy().flatten(), log_probs.numpy()
+            self.observation, rewards, dones, found = self.env.step(
+                bounded_actions(self.policy, self.policy.action_space, actions)
+            )
+            infos.append(rollout.put_step(step, rewards, dones, found))
+            self.episode_starts = dones
+            self.words[HEARTBEAT] += 1
+        rollout.put_observation(self.spec.n_steps, self.observation)
+        found_out = {
+            "infos": infos,
+            "normalisers": normalisers(self.env),
+            "waited": waited,
+            "reward_dtype": rewards.dtype.str,
+            "random_state": None if state is None else random_state(),
+        }
+        self.channel.send("rollout", number, found_out)
+
+
+def main(pipe: int, memory: int) -> None:
+    """
+    Run the collector.
+
+    :param pipe: descriptor of the pipe to the learner
+    :param memory: descriptor of the shared memory
+    """
+    th.set_num_threads(1)
+    for descriptor in (pipe, memory):
+        os.set_inheritable(descriptor, False)  # an environment's processes shall not keep them open
+    channel = Channel(Connection(pipe))
+    status, worker = 0, None
+    try:
+        setup = channel.receive()
+        if setup is not None:
+            worker = Worker(channel, memory, setup)
+            worker.run()
+    except BaseException as error:
+        status = 1
+        try:
+            original: bytes | None = pickle.dumps(error)
+            pickle.loads(original)  # type: ignore[arg-type]
+        except Exception:
+            original = None
+        channel.send("error", original, traceback.format_exc())
+        channel.flush()
+    try:
+        if worker is not None:
+            worker.env.close()
+    except Exception:
+        traceback.print_exc()
+    os._exit(status)  # threads and libraries have nothing to add
