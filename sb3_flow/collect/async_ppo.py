@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, TypeVar
 
+import numpy as np
 import torch as th
 from gymnasium import Env, spaces
 from stable_baselines3.common.callbacks import BaseCallback
@@ -86,7 +87,9 @@ class AsyncPPO(PPO):
         self.collector_timeout, self.learner_threads = collector_timeout, learner_threads
         self.policy_version = 0  # updates so far
         self.dropped_rollouts = 0
+        self.rollout_versions = np.empty(0, dtype=np.int64)  # of the policy that acted, at each step of the present rollout
         self._collector: Collector | None = None
+        self._collector_settings: tuple[Any, ...] = ()
         kwargs |= {"advantage": advantage}
         super().__init__(policy, env, *args, **kwargs)  # type: ignore[arg-type]
         if self.env is not None and kwargs.get("_init_setup_model", True):
@@ -151,6 +154,8 @@ class AsyncPPO(PPO):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
+        if self._collector is not None and self._collector_settings != self._settings:
+            self.close()
         # as they are before SB3 resets this process's environments
         packed = pack(self.env) if self._collector is None else b""
         begin: dict[str, Any] = {
@@ -161,9 +166,14 @@ class AsyncPPO(PPO):
         }
         found = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if self._collector is None:
-            self._collector = self._start(packed)
+            self._collector, self._collector_settings = self._start(packed), self._settings
         set_normalisers(self.env, self._collector.begin(**begin))
         return found
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        """What the collector cannot be told while it runs."""
+        return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout
 
     def _start(self, packed: bytes) -> Collector:
         # an observation as it is, which may differ from the space's dtype
@@ -238,7 +248,8 @@ class AsyncPPO(PPO):
         self._request(consuming=1)
         assert self.env is not None and self._collector is not None
         set_normalisers(self.env, found["normalisers"])
-        lag = self.policy_version - rollout.versions
+        self.rollout_versions = rollout.versions.copy()
+        lag = self.policy_version - self.rollout_versions
         self._last_obs, self._last_episode_starts = rollout.observation(0), rollout.episode_starts[0].copy()  # type: ignore[assignment]
         replay: Any = Replay(rollout, found["infos"], found["reward_dtype"])
         continue_training = super().collect_rollouts(replay, callback, rollout_buffer, n_rollout_steps, use_masking)
@@ -269,4 +280,4 @@ class AsyncPPO(PPO):
             self._collector.weights.write(self.policy_version)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_collector"]
+        return [*super()._excluded_save_params(), "_collector", "rollout_versions"]

@@ -42,9 +42,11 @@ class Filled(NamedTuple):
     waited: float
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection, grace: float) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection, grace: float) -> None:
     """Ask the process to end by closing the pipe, and end it with all its children if it does not."""
     connection.close()
+    if os.getpid() != owner:  # a fork of the learner forgets its copy of the model
+        return
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(grace)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -106,7 +108,7 @@ class Collector:
             )
             theirs.close()
             # also if the model is forgotten, and at exit
-            self._finalizer = weakref.finalize(self, _end, self._process, self._connection, GRACE)
+            self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection, GRACE)
         except BaseException:
             os.close(memory)
             raise
@@ -116,7 +118,7 @@ class Collector:
         self.rollouts = [Rollout(spec, layout, block, number) for number in range(n_slots)]
         try:
             self._send(setup)
-            self._receive("ready", max(START_TIMEOUT, timeout))
+            self._receive(max(START_TIMEOUT, timeout), "ready")
         except BaseException:
             self.stop()
             raise
@@ -133,7 +135,7 @@ class Collector:
         :return: statistics of the normalisers after the reset
         """
         self._send(("begin", reset, coming_reset, statistics, random))
-        return self._receive("begun", self.timeout)[0]
+        return self._receive(self.timeout, "begun")[0]
 
     def request(self, state: Any = None) -> None:
         """
@@ -148,7 +150,7 @@ class Collector:
     def receive(self) -> Filled:
         """:return: the oldest rollout asked for, when it is full; its slot is taken until :meth:`release`"""
         since = time.perf_counter()
-        number, found = self._receive("rollout", self.timeout)
+        number, found = self._receive(self.timeout, "rollout")
         assert number == self.outstanding[0]
         return Filled(self.rollouts[number], found, time.perf_counter() - since)
 
@@ -160,7 +162,7 @@ class Collector:
         """Take all requests back."""
         self._words[CANCEL] = 1
         while self.outstanding:
-            self._receive("rollout cancelled", self.timeout)
+            self._receive(self.timeout, "rollout", "cancelled")
             self.release()
         self._words[CANCEL] = 0
 
@@ -172,20 +174,20 @@ class Collector:
         """
         self._words[CANCEL] = 1
         if self._finalizer.detach() is not None:
-            _end(self._process, self._connection, grace)
+            _end(os.getpid(), self._process, self._connection, grace)
 
     def _send(self, message: Any) -> None:
         try:
             # not `send`, whose pickles hold descriptors of shared memory in place of tensors
             self._connection.send_bytes(pickle.dumps(message))
         except OSError:
-            self._receive("the reason", self.timeout)
+            self._receive(self.timeout)  # why it is gone
 
-    def _receive(self, expected: str, timeout: float) -> list[Any]:
+    def _receive(self, timeout: float, *expected: str) -> list[Any]:
         """
-        :param expected: kinds of messages
         :param timeout: seconds without a step
-        :return: what the next message of this kind says
+        :param expected: kinds of messages
+        :return: what the next message says
         :raises CollectorError: if there will be none
         """
         beat, since = int(self._words[HEARTBEAT]), time.monotonic()

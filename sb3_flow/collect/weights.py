@@ -40,16 +40,17 @@ class PublishedWeights:
         self._words, self._stored = layout.view(block, "weights/words"), layout.view(block, "weights/digest")
         self.module = module
         self._buffers: list[dict[str, th.Tensor]] = []
-        tensors = named_tensors(module)
-        for flat in th.from_numpy(layout.view(block, "weights/buffers")):
+        tensors, buffers = named_tensors(module), th.from_numpy(layout.view(block, "weights/buffers"))
+        needed = sum(map(_length, tensors.values()))
+        if needed != buffers.shape[1]:
+            raise ValueError(f"The published weights take {buffers.shape[1]} bytes, but those of this module {needed}.")
+        for flat in buffers:
             views, start = {}, 0
             for name, tensor in tensors.items():
                 part = flat[start : start + tensor.numel() * tensor.element_size()]
                 views[name] = part.view(tensor.dtype).view(tensor.shape)
                 start += _length(tensor)
             self._buffers.append(views)
-            if start != len(flat):
-                raise ValueError(f"The published weights take {len(flat)} bytes, but those of this module {start}.")
         self._seen = 0
 
     @staticmethod
@@ -58,7 +59,7 @@ class PublishedWeights:
         :param module: whose weights will be published
         :param layout: to which the arrays are added
         """
-        size = sum(_length(tensor) for tensor in named_tensors(module).values())
+        size = sum(map(_length, named_tensors(module).values()))
         layout.add("weights/words", (3,), np.int64)
         layout.add("weights/digest", (32,), np.uint8)
         layout.add("weights/buffers", (2, size), np.uint8)
