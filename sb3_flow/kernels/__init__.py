@@ -7,6 +7,10 @@ from sb3_flow.kernels.groups import (
     compute_process_advantages,
     compute_returns_to_go,
 )
+from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
+from sb3_flow.kernels.objectives import Adam, Objective, describe_objective
+from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
+from sb3_flow.kernels.policy_update import METRICS, ppo_epoch
 from sb3_flow.kernels.ratios import apply_gspo_clipping, compute_gspo_importance_ratios, compute_ppo_surrogate
 from sb3_flow.kernels.rewards import (
     auto_scale_rewards,
@@ -19,6 +23,15 @@ from sb3_flow.kernels.rewards import (
 from sb3_flow.kernels.vtrace import compute_vtrace
 
 __all__ = [
+    "BERNOULLI",
+    "CATEGORICAL",
+    "GAUSSIAN",
+    "METRICS",
+    "RELU",
+    "TANH",
+    "Adam",
+    "Network",
+    "Objective",
     "apply_gspo_clipping",
     "auto_scale_rewards",
     "batch_compute_gae",
@@ -34,7 +47,13 @@ __all__ = [
     "compute_returns_to_go",
     "compute_reward_statistics",
     "compute_vtrace",
+    "describe_network",
+    "describe_objective",
     "exponential_moving_average",
     "normalize_rewards",
+    "policy_forward",
+    "policy_outputs",
+    "policy_values",
+    "ppo_epoch",
     "shape_rewards",
 ]

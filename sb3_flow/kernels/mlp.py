@@ -1,0 +1,192 @@
+"""
+Multilayer perceptrons on blocks of a minibatch, forward and backward, from and to flat vectors of parameters and gradients.
+
+A block of the workspace holds, feature by feature (see ``matrices``): the observations, then the outputs of every layer of
+the actor, then of the critic.
+
+numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
+``sb3_flow/kernels/__pycache__``.
+"""
+
+import math
+
+import numpy as np
+
+from sb3_flow.kernels.activations import _CLAMP, _P1, _P3, _P5, _P7, _P9, _P11, _P13, _Q0, _Q2, _Q4, _Q6
+from sb3_flow.kernels.matrices import STRIDE, TILE_COLUMNS, add_inner_products, multiply, outlined
+from sb3_flow.kernels.networks import TANH
+from sb3_flow.kernels.recurrence import compiled
+
+
+@compiled()
+def aligned(size, like):  # type: ignore[no-untyped-def]
+    """:return: an uninitialised flat array that starts at a cache line, of the dtype of ``like``"""
+    array = np.empty(size + 64 // like.itemsize, like.dtype)
+    skip = (-array.ctypes.data % 64) // like.itemsize
+    return array[skip : skip + size]
+
+
+@compiled()
+def total_outputs(layers):  # type: ignore[no-untyped-def]
+    """:return: features of all layers' outputs"""
+    total = 0
+    for i in range(len(layers)):
+        total += layers[i, 3]
+    return total
+
+
+@compiled()
+def widest_output(layers):  # type: ignore[no-untyped-def]
+    """:return: the most features that a layer puts out"""
+    widest = 0
+    for i in range(len(layers)):
+        widest = max(widest, layers[i, 3])
+    return widest
+
+
+@compiled()
+def padded(rows):  # type: ignore[no-untyped-def]
+    """:return: the next multiple of a tile's columns"""
+    return (rows + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
+
+
+@compiled()
+def gather(table, rows, first, count, x):  # type: ignore[no-untyped-def]
+    """Put ``table[rows[first : first + count]]`` at the start of x, transposed; what pads a vector becomes zero."""
+    for c in range(count):
+        row = rows[first + c]
+        for f in range(table.shape[1]):
+            x[f * STRIDE + c] = table[row, f]
+    _pad(x, table.shape[1], count)
+
+
+@compiled()
+def gather_rows(table, first, count, x):  # type: ignore[no-untyped-def]
+    """As :func:`gather`, of ``table[first : first + count]``."""
+    for c in range(count):
+        for f in range(table.shape[1]):
+            x[f * STRIDE + c] = table[first + c, f]
+    _pad(x, table.shape[1], count)
+
+
+@compiled()
+def _pad(x, features, count):  # type: ignore[no-untyped-def]
+    for f in range(features):
+        for c in range(count, padded(count)):
+            x[f * STRIDE + c] = 0
+
+
+@compiled()
+def _tanh_float32(x):  # type: ignore[no-untyped-def]
+    # A rational function that is right to a few units in the last place (see ``activations``). NaN stays NaN: it is
+    # neither below nor above anything. In place, so that the loop is made of vector operations.
+    low, high = x.dtype.type(-_CLAMP), x.dtype.type(_CLAMP)
+    for i in range(x.size):
+        v = x[i]
+        v = low if v < low else v
+        v = high if v > high else v
+        s = v * v
+        p = _P13 * s + _P11
+        p = p * s + _P9
+        p = p * s + _P7
+        p = p * s + _P5
+        p = p * s + _P3
+        p = p * s + _P1
+        q = _Q6 * s + _Q4
+        q = q * s + _Q2
+        q = q * s + _Q0
+        x[i] = v * p / q
+
+
+@compiled()
+def _activate(x, activation):  # type: ignore[no-untyped-def]
+    outlined()
+    if activation != TANH:
+        zero = x.dtype.type(0)
+        for i in range(x.size):
+            v = x[i]
+            x[i] = zero if v < zero else v
+    elif x.itemsize == 4:
+        _tanh_float32(x)
+    else:
+        for i in range(x.size):
+            x[i] = math.tanh(x[i])
+
+
+@compiled()
+def _times_slope(d, y, activation):  # type: ignore[no-untyped-def]
+    zero, one = y.dtype.type(0), y.dtype.type(1)
+    if activation != TANH:
+        for i in range(y.size):
+            d[i] = zero if y[i] <= zero else d[i]
+    else:
+        for i in range(y.size):
+            d[i] *= one - y[i] * y[i]
+
+
+@compiled(fastmath={"contract", "reassoc"})
+def total(x):  # type: ignore[no-untyped-def]
+    """:return: the sum"""
+    s = x.dtype.type(0)
+    for i in range(x.size):
+        s += x[i]
+    return s
+
+
+@compiled()
+def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # type: ignore[no-untyped-def]
+    """
+    :param params: flat
+    :param layers: of one perceptron, see ``Network``
+    :param activation: code
+    :param x: workspace
+    :param inputs_at: where the inputs are
+    :param outputs_at: where the outputs of the first layer go; those of the next ones follow
+    :param columns: rows of the block, padded
+    :return: where the last layer's outputs are
+    """
+    outlined()
+    for i in range(len(layers)):
+        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        multiply(params, weight, n_in, 1, params, bias, 1, n_out, n_in, x, inputs_at, x, outputs_at, columns)
+        inputs_at = outputs_at
+        outputs_at += n_out * STRIDE
+        if i + 1 < len(layers):
+            for f in range(inputs_at, outputs_at, STRIDE):
+                _activate(x[f : f + columns], activation)
+    return inputs_at
+
+
+@compiled()
+def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d, d_at, other_at):  # type: ignore[no-untyped-def]
+    """
+    Add the gradients of the parameters to ``grad``.
+
+    :param params: flat
+    :param layers: of one perceptron
+    :param activation: code
+    :param x: workspace, as :func:`forward` left it
+    :param inputs_at: where the inputs are
+    :param last_at: where the last layer's outputs are, as :func:`forward` returned it
+    :param columns: rows of the block, padded
+    :param grad: flat
+    :param d: flat, the gradient of the last layer's outputs is at ``d_at``, zero where rows are padded; overwritten
+    :param d_at: place of as many features as the widest layer has
+    :param other_at: another one
+    """
+    outlined()
+    nothing = np.zeros(1, x.dtype)
+    at = last_at
+    for i in range(len(layers) - 1, -1, -1):
+        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        at = at - n_in * STRIDE if i else inputs_at
+        add_inner_products(d, d_at, n_out, x, at, n_in, columns, grad, weight)
+        for f in range(n_out):
+            start = d_at + f * STRIDE
+            grad[bias + f] += total(d[start : start + columns])
+        if i:
+            multiply(params, weight, 1, n_in, nothing, 0, 0, n_in, n_out, d, d_at, d, other_at, columns)
+            for f in range(n_in):
+                start, of = other_at + f * STRIDE, at + f * STRIDE
+                _times_slope(d[start : start + columns], x[of : of + columns], activation)
+            d_at, other_at = other_at, d_at

@@ -1,0 +1,121 @@
+"""
+Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities.
+
+numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
+``sb3_flow/kernels/__pycache__``.
+"""
+
+import numpy as np
+
+from sb3_flow.kernels.distributions import act
+from sb3_flow.kernels.matrices import BLOCK, STRIDE
+from sb3_flow.kernels.mlp import aligned, forward, gather_rows, padded, total_outputs
+from sb3_flow.kernels.networks import GAUSSIAN, Network
+from sb3_flow.kernels.recurrence import compiled
+
+
+def policy_forward(
+    network: Network, params: np.ndarray, observations: np.ndarray, rng: np.random.Generator | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :param rng: of the actions, which takes as many of its numbers as the actions have parts; None: the likeliest actions
+    :return: actions, shape ``(n, parts)``, numbers of choices as floats; values, shape ``(n,)``, 0 without a critic;
+        log-probabilities, shape ``(n,)``
+    :raises ValueError: if shapes do not fit
+    """
+    observations = _checked(network, params, observations)
+    shape = len(observations), len(network.components)
+    if rng is None:
+        noise = np.empty((0, 0), params.dtype)
+    elif network.distribution == GAUSSIAN:
+        noise = rng.standard_normal(shape, params.dtype)  # type: ignore[arg-type]
+    else:
+        noise = rng.random(shape, params.dtype)  # type: ignore[arg-type]
+    return _policy_forward(network, params, observations, noise)
+
+
+def policy_values(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :return: values, shape ``(n,)``, 0 without a critic
+    :raises ValueError: if shapes do not fit
+    """
+    return _policy_values(network, params, _checked(network, params, observations))
+
+
+def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """
+    What the actor puts out: logits, not normalised, or means. Of a reference policy it is what ``ppo_epoch`` needs.
+
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :return: shape ``(n, outputs)``
+    :raises ValueError: if shapes do not fit
+    """
+    return _policy_outputs(network, params, _checked(network, params, observations))
+
+
+def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    if params.shape != (network.size,):
+        raise ValueError(f"`params` must have shape {(network.size,)}, but {params.shape} was given.")
+    if observations.ndim != 2 or observations.shape[1] != network.actor[0, 2]:
+        raise ValueError(f"`observations` must have shape (n, {network.actor[0, 2]}), but {observations.shape} was given.")
+    return np.ascontiguousarray(observations, params.dtype)
+
+
+@compiled()
+def _policy_forward(network, params, observations, noise):  # type: ignore[no-untyped-def]
+    actor, critic = network.actor, network.critic
+    n = len(observations)
+    outputs_at = actor[0, 2] * STRIDE
+    x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * STRIDE, params)
+    actions = np.empty((n, len(network.components)), params.dtype)
+    values, log_probs = np.zeros(n, params.dtype), np.empty(n, params.dtype)
+    log_std = params[max(network.log_std, 0) :]
+    for first in range(0, n, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, actor, network.activation, x, 0, outputs_at, padded(count))
+        act(network.distribution, network.components, x, last, count, log_std, noise, first, actions, log_probs)
+        if len(critic):
+            last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
+            for c in range(count):
+                values[first + c] = x[last + c]
+    return actions, values, log_probs
+
+
+@compiled()
+def _policy_values(network, params, observations):  # type: ignore[no-untyped-def]
+    critic, n = network.critic, len(observations)
+    outputs_at = network.actor[0, 2] * STRIDE
+    x = aligned(outputs_at + total_outputs(critic) * STRIDE, params)
+    values = np.zeros(n, params.dtype)
+    for first in range(0, n if len(critic) else 0, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
+        for c in range(count):
+            values[first + c] = x[last + c]
+    return values
+
+
+@compiled()
+def _policy_outputs(network, params, observations):  # type: ignore[no-untyped-def]
+    actor, n = network.actor, len(observations)
+    outputs_at = actor[0, 2] * STRIDE
+    x = aligned(outputs_at + total_outputs(actor) * STRIDE, params)
+    outputs = np.empty((n, actor[-1, 3]), params.dtype)
+    for first in range(0, n, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, actor, network.activation, x, 0, outputs_at, padded(count))
+        for j in range(outputs.shape[1]):
+            for c in range(count):
+                outputs[first + c, j] = x[last + j * STRIDE + c]
+    return outputs
