@@ -85,6 +85,13 @@ def describe(policy: ActorCriticPolicy) -> tuple[Network, np.ndarray]:
     return network, flat(policy.parameters())
 
 
+def in_float64(policy: ActorCriticPolicy) -> ActorCriticPolicy:
+    """:return: a copy with the same numbers"""
+    other = copy.deepcopy(policy).double()
+    _keep_dtype(other)
+    return other
+
+
 def flat(tensors: Any) -> np.ndarray:
     """:return: the tensors, one after the other"""
     return np.concatenate([tensor.detach().numpy().ravel() for tensor in tensors])
