@@ -3,8 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
+FETCHED := .venv/.suites
+SEATS := RQL FMQ PPO PPO-vtrace RecurrentPPO MaskablePPO
+# one thread each: two jobs run at a time
+ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
-.PHONY: demo test suite lint type format clean
+.PHONY: demo test unit suite lint type format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,16 +19,21 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and one picture
 	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
 
-test: $(INSTALLED) suite  ## our tests, after those of SB3 and sb3-contrib
-	OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy $(BIN)/python -m pytest
+test: $(FETCHED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs, and ours
+	$(MAKE) --jobs 2 --output-sync=target unit $(SEATS:%=seat-%)
 
-suite: $(INSTALLED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run RQL
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run FMQ
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run PPO
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run PPO-vtrace
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run RecurrentPPO
-	OMP_NUM_THREADS=1 SDL_VIDEODRIVER=dummy $(BIN)/python -m tests.sb3_suite.run MaskablePPO
+unit: $(INSTALLED)  ## our own tests alone
+	$(ENVIRONMENT) $(BIN)/python -m pytest
+
+suite: $(FETCHED)  ## the suites of SB3 and sb3-contrib alone
+	$(MAKE) --jobs 2 --output-sync=target $(SEATS:%=seat-%)
+
+seat-%: $(FETCHED)  ## one seat; without the tests that sb3-contrib marks as slow (test_ppo_lstm_performance, minutes)
+	$(ENVIRONMENT) $(BIN)/python -m tests.sb3_suite.run $* -m "not slow"
+
+$(FETCHED): $(INSTALLED)
+	$(BIN)/python -c "from tests.sb3_suite.run import fetch; fetch('stable_baselines3'); fetch('sb3_contrib')"
+	touch $@
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(FILES)

@@ -23,3 +23,16 @@ def test_the_ten_lines_run(tmp_path, monkeypatch, capsys):
     exec(compile(script, "README.md", "exec"), {})
     assert (tmp_path / "pointmaze.zip").exists()
     assert "trajectories" in capsys.readouterr().out
+
+
+def test_the_on_policy_scripts_run(monkeypatch):
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "CartPole" in block]
+    assert len(blocks) == 2
+    for block in blocks:
+        for long, short in (
+            ("100_000", "1"),
+            ("200_000", "1"),
+            ('"CartPole-v1", advantage', '"CartPole-v1", n_steps=64, advantage'),
+        ):
+            block = block.replace(long, short)
+        exec(compile(block, "README.md", "exec"), {})

@@ -8,6 +8,7 @@ The seats are listed in ``seats.py``.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,7 +45,10 @@ def main(algorithm: str, *arguments: str) -> int:
     environment = {**os.environ, "SB3_FLOW_SEAT": algorithm, "PYTHONPATH": path}
     ignored = [f"--ignore=tests/{name}" for name in seat.ignored]
     command = [sys.executable, "-m", "pytest", "-p", "seat", "-q", "--no-header", "-p", "no:cacheprovider", *ignored]
-    folder = fetch(seat.package)
+    # a copy for each seat, since some tests write beside themselves and seats may run at the same time
+    folder = CACHE / f"seat-{algorithm}"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(fetch(seat.package), folder)
     return subprocess.run([*command, "tests", *arguments], cwd=folder, env=environment, check=False).returncode
 
 
