@@ -1,6 +1,7 @@
 """Group-relative advantages of a rollout: which peers, which credit, which baseline, which scale."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Groups:
         totals = rewards.sum(axis=0)
         critic = self.baseline == "critic"
         baseline = "loo" if critic else self.baseline
-        settings = {"baseline": baseline, "scale": self.scale, "ddof": self.ddof}
+        settings: dict[str, Any] = {"baseline": baseline, "scale": self.scale, "ddof": self.ddof}
         compared = (n_steps, 1, n_envs) if self.credit == "pooled" else grouped
         advantages, returns = compute_group_returns_to_go(
             rewards.reshape(compared),

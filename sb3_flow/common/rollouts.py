@@ -193,38 +193,48 @@ class EstimatedRollouts(RolloutBuffer):
         if self.is_recurrent:
             yield from self._sequences(batch_size or total)
             return
+        for rows, segments in self.batches_of_rows(batch_size, by_episode):
+            minibatch = self._minibatch(rows)
+            if segments is not None:
+                minibatch.segments = th.as_tensor(segments, device=self.device)
+                minibatch.n_segments = int(segments[-1]) + 1
+            yield minibatch
+
+    def batches_of_rows(
+        self, batch_size: int | None, by_episode: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """
+        :param batch_size: see :meth:`minibatches`
+        :param by_episode: see :meth:`minibatches`
+        :return: of each minibatch, the flat numbers of its rows and, by episode, the episode of each within the minibatch
+        """
+        total = self.buffer_size * self.n_envs
+        batch_size = batch_size or total
         rows = np.arange(total) if self.rows is None else self.rows
-        if by_episode:
-            yield from self._episodes(rows, batch_size or total)
+        if not by_episode:
+            order = np.random.permutation(len(rows))
+            order = order if self.rows is None else rows[order]
+            for start in range(0, len(rows), batch_size):
+                yield order[start : start + batch_size], None
             return
-        order = np.random.permutation(len(rows))
-        order = order if self.rows is None else rows[order]
-        for start in range(0, len(rows), batch_size or total):
-            yield self._minibatch(order[start : start + (batch_size or total)])
+        starts = self.episode_starts.astype(bool)  # time-major, except in recurrent buffers
+        starts[0] = True
+        of_row = np.cumsum(self.swap_and_flatten(starts)) - 1
+        # whole episodes, or what of them is in the rollout
+        episodes = np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1) if len(rows) else []
+        chosen: list[np.ndarray] = []
+        for place, number in enumerate(np.random.permutation(len(episodes)), start=1):
+            chosen.append(episodes[number])
+            lengths = [len(episode) for episode in chosen]
+            if sum(lengths) >= batch_size or place == len(episodes):
+                yield np.concatenate(chosen), np.repeat(np.arange(len(chosen)), lengths)
+                chosen = []
 
     def _minibatch(self, rows: np.ndarray) -> Minibatch:
         proximal = self.proximal_log_probs
         return Minibatch(
             data=self._get_samples(rows), proximal_log_prob=None if proximal is None else self.to_torch(proximal[rows])
         )
-
-    def _episodes(self, rows: np.ndarray, batch_size: int) -> Iterator[Minibatch]:
-        """Minibatches of whole episodes (or what of them is in the rollout)."""
-        starts = self.episode_starts.astype(bool)  # time-major, except in recurrent buffers
-        starts[0] = True
-        of_row = np.cumsum(self.swap_and_flatten(starts)) - 1
-        episodes = np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1) if len(rows) else []
-        order, chosen, size = np.random.permutation(len(episodes)), [], 0
-        for place, number in enumerate(order, start=1):
-            chosen.append(episodes[number])
-            size += len(episodes[number])
-            if size >= batch_size or place == len(order):
-                minibatch = self._minibatch(np.concatenate(chosen))
-                lengths = th.tensor([len(episode) for episode in chosen], device=self.device)
-                minibatch.segments = th.repeat_interleave(th.arange(len(chosen), device=self.device), lengths)
-                minibatch.n_segments = len(chosen)
-                yield minibatch
-                chosen, size = [], 0
 
     def _sequences(self, batch_size: int) -> Iterator[Minibatch]:
         """Minibatches of padded sequences in the order of sb3-contrib's ``get``; the sequences are the segments."""

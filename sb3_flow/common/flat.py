@@ -1,0 +1,57 @@
+"""A network whose parameters, gradients and Adam moments are views of flat vectors."""
+
+import torch as th
+from torch import nn
+
+
+class FlatParameters:
+    """
+    Four flat vectors that compiled loops work on and torch's module and optimizer see as theirs: parameters, gradients and
+    both moments of Adam. Whoever exchanges a tensor (``load_state_dict`` of the optimizer, a callback) is noticed by
+    :meth:`link`, which takes the numbers over and puts the view back; nothing is lost in either direction.
+
+    :param module: its parameters, in the order of ``module.parameters()``, all float32 on the CPU
+    :param optimizer: ``torch.optim.Adam`` of these parameters
+    """
+
+    def __init__(self, module: nn.Module, optimizer: th.optim.Adam):
+        self.parameters, self.optimizer = list(module.parameters()), optimizer
+        size = sum(parameter.numel() for parameter in self.parameters)
+        self.values, self.gradients, self.exp_avg, self.exp_avg_sq = th.zeros(4, size).unbind()
+        self.offsets: dict[nn.Parameter, int] = {}
+        offset = 0
+        for parameter in self.parameters:
+            self.offsets[parameter] = offset
+            offset += parameter.numel()
+
+    @th.no_grad()
+    def link(self) -> int:
+        """
+        Make every tensor a view again, with the numbers that it has.
+
+        :return: optimizer steps that were taken
+        """
+        steps = 0
+        for parameter, offset in self.offsets.items():
+            part = slice(offset, offset + parameter.numel())
+            state = self.optimizer.state[parameter]
+            values = self.values[part].view_as(parameter)
+            if parameter.data_ptr() != values.data_ptr():
+                values.copy_(parameter)
+                parameter.data = values
+            parameter.grad = self.gradients[part].view_as(parameter)
+            for name, flat in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+                view = flat[part].view_as(parameter)
+                if name not in state:
+                    view.zero_()
+                elif state[name].data_ptr() != view.data_ptr():
+                    view.copy_(state[name])
+                state[name] = view
+            state["step"] = state.get("step", th.tensor(0.0))
+            steps = int(state["step"])
+        return steps
+
+    def stepped(self, steps: int) -> None:
+        """:param steps: optimizer steps that were taken in all"""
+        for parameter in self.parameters:
+            self.optimizer.state[parameter]["step"].fill_(float(steps))
