@@ -241,9 +241,10 @@ def test_groups_without_a_spread_are_counted_and_skipped(credit: str, scale: str
     assert counts[:, 3:].all() == (credit != "pooled")
 
 
-def test_nothing_is_learned_where_all_are_equal() -> None:
+@pytest.mark.parametrize("algorithm", [GRPO, GSPO])
+def test_nothing_is_learned_where_all_are_equal(algorithm: Any) -> None:
     env = make_vec_env("CartPole-v1", n_envs=4, wrapper_class=GroupedStart)  # pays 1 a step
-    model = GRPO("MlpPolicy", env, n_steps=5, group_size=2, batch_size=8, device="cpu")
+    model = algorithm("MlpPolicy", env, n_steps=5, group_size=2, batch_size=8, device="cpu")
     before = {key: weight.clone() for key, weight in model.policy.state_dict().items()}
     _, logged = learned(model, 40)
     assert_same_weights(model.policy.state_dict(), before)

@@ -135,7 +135,7 @@ class EstimatedRollouts(RolloutBuffer):
         self.rows = None if valid.all() else np.flatnonzero(self.swap_and_flatten(valid))
         starts = self.episode_starts.astype(bool)
         starts[0] = True
-        self.mean_episode_length = float(valid.sum() / max((starts & valid).sum(), 1))
+        self.mean_episode_length = float(max(valid.sum(), 1) / max((starts & valid).sum(), 1))
 
     def estimate_again(
         self, values: np.ndarray, log_probs: np.ndarray, final_values: np.ndarray, last_values: np.ndarray
