@@ -377,6 +377,18 @@ def test_stock_sb3_loads_our_model_and_back(tmp_path: Path) -> None:
         loaded.learn(64)
 
 
+def test_one_row_that_counts_is_not_normalised() -> None:
+    """Its deviation is not a number. Recurrent minibatches keep rows that do not count, as padding or dead steps."""
+    algorithm = partial(RecurrentPPO, "MlpLstmPolicy", **LSTM)
+    model = algorithm(walks(2, ACTION_SPACES["discrete"]), **{**SMALL, "n_epochs": 0}, advantage="group")
+    model.learn(1)
+    buffer = model.rollout_buffer
+    buffer.rows = np.array([3])
+    minibatch = next(iter(buffer.minibatches(None)))
+    assert len(minibatch.mask) > 1 and minibatch.mask.sum() == 1
+    assert th.isfinite(model.loss(minibatch, clip_range=0.2)[0])
+
+
 def test_env_stepped_once_for_each_time_step() -> None:
     """Whole episodes too: every step of the vectorised environment is counted."""
     count = 0

@@ -141,11 +141,9 @@ class PolicyGradient(RolloutCollection):
         rows = (lambda x: x) if mask is None else (lambda x: x[mask])
         values, log_prob, entropy = self._evaluate(data)
         values = values.flatten()
-        advantages = data.advantages
+        advantages, log_prob, old_log_prob = rows(data.advantages), rows(log_prob), rows(data.old_log_prob)
         if self.normalize_advantage and len(advantages) > 1:
-            counted = rows(advantages)
-            advantages = (advantages - counted.mean()) / (counted.std() + 1e-8)
-        advantages, log_prob, old_log_prob = rows(advantages), rows(log_prob), rows(data.old_log_prob)
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         log_ratio = log_prob - old_log_prob
         ratio = th.exp(log_ratio)
         sequences = None if minibatch.segments is None else (rows(minibatch.segments), minibatch.n_segments)
