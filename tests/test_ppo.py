@@ -389,6 +389,13 @@ def test_one_row_that_counts_is_not_normalised() -> None:
     assert th.isfinite(model.loss(minibatch, clip_range=0.2)[0])
 
 
+def test_share_clipped_by_rho_bar_is_logged() -> None:
+    """In the dump after the update, which happens once the next rollout has been collected."""
+    model = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), **{**SMALL, "learning_rate": 0.03}, advantage="vtrace")
+    logged = learned(model, 200)[1]
+    assert all(0 < one["train/rho_clipped_share"] < 1 for one in logged[1:])
+
+
 def test_env_stepped_once_for_each_time_step() -> None:
     """Whole episodes too: every step of the vectorised environment is counted."""
     count = 0

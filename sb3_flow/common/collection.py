@@ -142,7 +142,8 @@ class RolloutCollection(OnPolicyAlgorithm):
 
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         for key, value in rollout_buffer.statistics.items():
-            self.logger.record(key, value)
+            if key.startswith("rollout/"):  # those under "train/" are of the update, which is logged after the next rollout
+                self.logger.record(key, value)
 
         callback.update_locals(locals())
         callback.on_rollout_end()
