@@ -396,6 +396,29 @@ def test_share_clipped_by_rho_bar_is_logged() -> None:
     assert all(0 < one["train/rho_clipped_share"] < 1 for one in logged[1:])
 
 
+@pytest.mark.parametrize("policy_loss", ["clip", "gspo", "gspo_token", "decoupled"])
+@pytest.mark.parametrize("clip_range_high", [None, 10.0])
+def test_clip_fraction_is_of_the_ratio_that_is_clipped(policy_loss: str, clip_range_high: float | None) -> None:
+    model = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), **{**SMALL, "n_epochs": 0}, policy_loss=policy_loss).learn(64)
+    buffer = model.rollout_buffer
+    shift = np.random.default_rng(0).normal(0, 0.5, buffer.log_probs.shape).astype(np.float32)
+    buffer.log_probs = buffer.log_probs + shift
+    model.rollout_buffer.prepare()
+    buffer.proximal_log_probs = model._look_again()[1]  # decoupled: nothing has moved since the update began
+    minibatch = next(iter(buffer.minibatches(None, by_episode=policy_loss.startswith("gspo"))))
+    found = model.loss(minibatch, 0.2, clip_range_high)[1]
+    with th.no_grad():
+        log_ratio = model._evaluate(minibatch.data)[1] - minibatch.data.old_log_prob
+    if policy_loss == "decoupled":
+        log_ratio = th.zeros_like(log_ratio)
+    elif policy_loss != "clip":
+        segments = [minibatch.segments == segment for segment in range(minibatch.n_segments)]
+        log_ratio = th.stack([log_ratio[segment].mean() for segment in segments])
+    ratio = log_ratio.exp()
+    expected = ((ratio < 0.8) | (ratio > (1.2 if clip_range_high is None else 11.0))).float().mean()
+    assert found["clip_fraction"] == pytest.approx(float(expected))
+
+
 def test_env_stepped_once_for_each_time_step() -> None:
     """Whole episodes too: every step of the vectorised environment is counted."""
     count = 0

@@ -174,12 +174,17 @@ class PolicyGradient(RolloutCollection):
         metrics["loss"] = loss
         with th.no_grad():
             metrics["approx_kl"] = th.mean((ratio - 1) - log_ratio)
-            metrics["clip_fraction"] = th.mean((th.abs(ratio - 1) > clip_range).float())
             metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
+            clipped_ratio = th.exp(log_prob - proximal) if self.policy_loss == "decoupled" else ratio
             if sequences is not None:
                 sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
+                if self.policy_loss in ("gspo", "gspo_token"):
+                    clipped_ratio = sequence_ratio
                 metrics["sequence_ratio_mean"] = sequence_ratio.mean()
                 metrics["sequence_ratio_max"] = sequence_ratio.max()
+            high = clip_range if clip_range_high is None else clip_range_high
+            outside = (clipped_ratio - 1 > high) | (1 - clipped_ratio > clip_range)
+            metrics["clip_fraction"] = outside.float().mean()
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 
     @property
