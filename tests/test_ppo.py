@@ -419,6 +419,25 @@ def test_clip_fraction_is_of_the_ratio_that_is_clipped(policy_loss: str, clip_ra
     assert found["clip_fraction"] == pytest.approx(float(expected))
 
 
+def test_sequences_that_do_not_count_are_no_segments() -> None:
+    """What is stepped after a first end are sequences too. An empty one would count as a loss of 0 in the mean."""
+    model = RecurrentPPO("MlpLstmPolicy", walks(6, ACTION_SPACES["discrete"]), **LSTM, **{**SMALL, "n_epochs": 0},
+                         advantage="group", policy_loss="gspo").learn(1)  # fmt: skip
+    for minibatch in model.rollout_buffer.minibatches(64):
+        segments = minibatch.segments[minibatch.mask]
+        assert segments.unique().tolist() == list(range(minibatch.n_segments))
+
+
+def test_explained_variance_is_of_the_rows_that_count() -> None:
+    model = PPO("MlpPolicy", walks(4, ACTION_SPACES["box"]), **{**SMALL, "n_epochs": 1}, advantage="group").learn(1)
+    buffer = model.rollout_buffer
+    assert buffer.rows is not None
+    values, returns = buffer.values.flatten()[buffer.rows], buffer.returns.flatten()[buffer.rows]
+    assert model.logger.name_to_value["train/explained_variance"] == pytest.approx(
+        1 - np.var(returns - values) / np.var(returns)
+    )
+
+
 def test_env_stepped_once_for_each_time_step() -> None:
     """Whole episodes too: every step of the vectorised environment is counted."""
     count = 0

@@ -255,7 +255,8 @@ class PolicyGradient(RolloutCollection):
                 shown = {"approx_kl": column[epoch_start:].mean(), "loss": column[-1]}.get(name, column.mean())
                 self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
         if self.has_critic:
-            explained = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+            rows = slice(None) if buffer.rows is None else buffer.rows
+            explained = explained_variance(buffer.values.flatten()[rows], buffer.returns.flatten()[rows])
             self.logger.record("train/explained_variance", explained)
         for key, value in buffer.statistics.items():
             self.logger.record(key, value)

@@ -258,6 +258,9 @@ class EstimatedRollouts(RolloutBuffer):
             mask = mask & (pad(counts[rows]) > 0.5)
         n_sequences = len(self.seq_start_indices)  # type: ignore[attr-defined]
         segments = th.arange(n_sequences, device=mask.device).repeat_interleave(len(mask) // n_sequences)
+        if self.rows is not None:  # sequences without a row that counts are none
+            present = mask.view(n_sequences, -1).any(dim=1)
+            segments, n_sequences = (present.cumsum(0) - 1)[segments], int(present.sum())
         proximal = None if self.proximal_log_probs is None else pad(self.proximal_log_probs[rows])
         return Minibatch(data=data, mask=mask, segments=segments, n_segments=n_sequences, proximal_log_prob=proximal)
 
