@@ -211,7 +211,7 @@ def test_episodes_or_steps_weigh_the_same() -> None:
     rewards, alive = rollout()
     values = np.zeros_like(rewards)
     found = {
-        name: Groups(size=3, credit="outcome", aggregation=name).advantages(rewards, alive, values, 0.9)[0]
+        name: Groups(size=3, credit="outcome", baseline="min", aggregation=name).advantages(rewards, alive, values, 0.9)[0]
         for name in ("step", "episode", "constant")
     }
     lengths = alive.sum(axis=0)
@@ -221,6 +221,40 @@ def test_episodes_or_steps_weigh_the_same() -> None:
     assert mean["step"] == pytest.approx((per_episode * lengths).sum() / lengths.sum(), rel=1e-4)
     assert mean["episode"] == pytest.approx(per_episode.mean(), rel=1e-3, abs=1e-6)
     assert mean["constant"] == pytest.approx((per_episode * lengths).sum() / 6 / 12, rel=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", ["episode", "constant"])
+def test_weights_of_episodes_where_groups_are_skipped(aggregation: str) -> None:
+    """The mean over the rows that are learned from is the mean over their episodes, whatever is skipped."""
+    rewards, alive = rollout()
+    rewards[:, 3:], alive[:, 3:] = 0.0, np.arange(12)[:, None] < 2  # short, and all the same
+    settings = {"size": 3, "credit": "outcome", "scale": "none", "baseline": "min"}  # "loo" has a mean of 0
+    zeros = np.zeros_like(rewards)
+    per_step, *_ = Groups(**settings).advantages(rewards, alive, zeros, 0.9)
+    advantages, _, _, counts = Groups(**settings, aggregation=aggregation).advantages(rewards, alive, zeros, 0.9)
+    assert not counts[:, 3:].any()
+    lengths = alive[:, :3].sum(axis=0) if aggregation == "episode" else 12
+    expected = (per_step[:, :3].sum(axis=0) / lengths).mean()
+    assert advantages[alive & counts].mean() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_the_constant_of_the_aggregation_is_n_steps() -> None:
+    """Not the length of the longest episode, which varies from rollout to rollout."""
+    model = GRPO(
+        "MlpPolicy",
+        grouped(),
+        **{**SMALL, "n_epochs": 0},
+        credit="outcome",
+        scale="none",
+        baseline="min",
+        aggregation="constant",
+    )
+    model.learn(1)
+    buffer = model.rollout_buffer
+    assert buffer.buffer_size < 40 and buffer.rows is not None
+    plain = Groups(size=3, credit="outcome", scale="none", baseline="min")
+    per_step, *_ = plain.advantages(buffer.raw_rewards, buffer.alive, np.zeros_like(buffer.raw_rewards), 0.99)
+    assert buffer.advantages[buffer.alive].mean() == pytest.approx(per_step.sum() / 6 / 40, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("credit", ["return_to_go", "outcome", "pooled", "process"])

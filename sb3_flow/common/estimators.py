@@ -59,7 +59,7 @@ class Estimator:
         if self.kind == "vtrace":
             return self.of_values(rollout, rollout.values, rollout.last_values, np.zeros_like(rollout.values))
         advantages, returns, statistics, counts = self.groups.advantages(
-            rollout.raw_rewards, rollout.alive, rollout.values, rollout.gamma
+            rollout.raw_rewards, rollout.alive, rollout.values, rollout.gamma, rollout.capacity
         )
         return Estimate(advantages, returns, statistics, counts)
 

@@ -37,13 +37,14 @@ class Groups:
     aggregation: str = "step"
 
     def advantages(
-        self, rewards: np.ndarray, alive: np.ndarray, values: np.ndarray, gamma: float
+        self, rewards: np.ndarray, alive: np.ndarray, values: np.ndarray, gamma: float, max_steps: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, float], np.ndarray]:
         """
         :param rewards: time-major, shape ``(n_steps, n_envs)``, as are the others
         :param alive: steps of the episodes that are compared
         :param values: of the critic, for ``baseline="critic"``
         :param gamma: discount factor
+        :param max_steps: the constant of ``aggregation="constant"``; None for ``n_steps``
         :return: advantages, returns-to-go, statistics to log, and the steps to learn from: alive ones of groups whose
             members differ
         """
@@ -78,10 +79,12 @@ class Groups:
             "rollout/group_return_spread": float(totals.std(axis=1).mean()),
             "rollout/alive_share": float(alive.mean()),
         }
+        # what is learned from is averaged over its steps: times their mean number for a mean over episodes
+        mean_length = lengths[differ].mean() if differ.any() else 0.0
         if self.aggregation == "episode":
-            advantages = advantages * (lengths.mean() / np.maximum(lengths, 1))
+            advantages = advantages * (mean_length / np.maximum(lengths, 1)[None])
         elif self.aggregation == "constant":
-            advantages = advantages * (lengths.mean() / n_steps)
+            advantages = advantages * (mean_length / (max_steps or n_steps))
         counts = np.broadcast_to(differ[None, :, None], grouped)
         flat = (n_steps, n_envs)
         return advantages.astype(rewards.dtype).reshape(flat), returns.reshape(flat), statistics, counts.reshape(flat)
