@@ -4,7 +4,8 @@ Environment steps per second of a whole ``learn()``: SB3, SBX, rlox and ours, th
 Run by hand: ``python -m tests.benchmarks.ppo_throughput --rounds 5 [--sbx-python venv/bin/python]``. Every program runs in a
 process of its own, and processes alternate within a round, so that all of them see the same machine; each learns once for a
 few iterations (imports, compilation) before the clock starts. SBX needs JAX, and runs in an environment of its own
-(``pip install sbx-rl``) whose Python is named by ``--sbx-python``; rlox is in the ``[dev]`` extra. rlox steps its own CartPole.
+(``pip install sbx-rl``) whose Python is named by ``--sbx-python``; rlox is in the ``[dev]`` extra
+and steps a CartPole of its own.
 Printed are medians over the rounds, and ratios of them.
 """
 
