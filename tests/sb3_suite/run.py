@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,11 +46,10 @@ def main(algorithm: str, *arguments: str) -> int:
     environment = {**os.environ, "SB3_FLOW_SEAT": algorithm, "PYTHONPATH": path}
     ignored = [f"--ignore=tests/{name}" for name in seat.ignored]
     command = [sys.executable, "-m", "pytest", "-p", "seat", "-q", "--no-header", "-p", "no:cacheprovider", *ignored]
-    # a copy for each seat, since some tests write beside themselves and seats may run at the same time
-    folder = CACHE / f"seat-{algorithm}"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(fetch(seat.package), folder)
-    return subprocess.run([*command, "tests", *arguments], cwd=folder, env=environment, check=False).returncode
+    # in a copy, since some tests write beside themselves and seats may run at the same time
+    with tempfile.TemporaryDirectory() as place:
+        folder = shutil.copytree(fetch(seat.package), Path(place) / "suite")
+        return subprocess.run([*command, "tests", *arguments], cwd=folder, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
