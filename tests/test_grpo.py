@@ -119,6 +119,13 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
         GRPO("MlpPolicy", grouped(), **{**SMALL, **kwargs})
 
 
+def test_bad_arguments_of_load(tmp_path: Path) -> None:
+    GRPO("MlpPolicy", grouped(), **SMALL).save(tmp_path / "model")
+    for name in ("group_by", "credit", "baseline", "scale", "aggregation"):
+        with pytest.raises(ValueError, match=f"`{name}` must be one of"):
+            GRPO.load(tmp_path / "model", env=grouped(), **{name: "other"})
+
+
 def test_environments_that_cannot_form_groups() -> None:
     plain = make_vec_env(lambda: Walk(ACTION_SPACES["box"]), n_envs=6)
     with pytest.raises(ValueError, match="wrapper_class=GroupedStart"):

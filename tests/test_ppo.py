@@ -351,7 +351,10 @@ def test_references_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"policy_loss": "trpo"}, "`policy_loss` must be one of 'clip'"),
         ({"recompute_advantages": "always"}, "`recompute_advantages` must be one of"),
         ({"rho_bar": 0.5, "c_bar": 1.0}, "`rho_bar` must be at least `c_bar`"),
-        ({"dual_clip": 0.5}, "`dual_clip` must be at least 1"),
+        ({"dual_clip": 1.0}, "`dual_clip` must be above 1"),
+        ({"advantage": "vtrace", "rho_bar": np.inf}, "`rho_bar` and `c_bar` must be positive and finite"),
+        ({"advantage": "vtrace", "c_bar": 0.0}, "`rho_bar` and `c_bar` must be positive and finite"),
+        ({"advantage": "group"}, "at least 2 environments"),
         ({"kl_coef": 0.1}, "`reference_policy` is None"),
         ({"kl_coef": -0.1}, "`kl_coef` must be at least 0"),
         ({"advantage": "group", "recompute_advantages": "epoch"}, "group advantages do not depend on"),
@@ -362,6 +365,17 @@ def test_bad_arguments(kind: str, kwargs: dict[str, Any], message: str) -> None:
     ours, _ = classes(kind)
     with pytest.raises(ValueError, match=message):
         ours(walks(1, ACTION_SPACES["discrete"]), **kwargs)
+
+
+def test_bad_arguments_of_load(tmp_path: Path) -> None:
+    """``load`` passes its keywords by the constructor."""
+    env = walks(2, ACTION_SPACES["box"])
+    PPO("MlpPolicy", env, **SMALL).save(tmp_path / "model")
+    assert PPO.load(tmp_path / "model", env=env, advantage="vtrace").rollout_buffer.estimator.kind == "vtrace"
+    with pytest.raises(ValueError, match="`advantage` must be one of 'gae'"):
+        PPO.load(tmp_path / "model", env=env, advantage="td")
+    with pytest.raises(ValueError, match="`reference_policy` is None"):
+        PPO.load(tmp_path / "model", env=env, kl_coef=0.1)
 
 
 def test_stock_sb3_loads_our_model_and_back(tmp_path: Path) -> None:

@@ -49,22 +49,6 @@ class PolicyGradient(RolloutCollection):
         groups: Groups | None = None,
     ) -> None:
         """Check and store the arguments that the three classes add to SB3's; see :class:`sb3_flow.PPO`."""
-        check_choice(KINDS, advantage=advantage)
-        check_choice(POLICY_LOSSES, policy_loss=policy_loss)
-        check_choice(RECOMPUTE, recompute_advantages=recompute_advantages)
-        check_minimum(0.0, kl_coef=kl_coef, c_bar=c_bar)
-        check_minimum(1.0, dual_clip=dual_clip)
-        if not rho_bar >= c_bar:
-            raise ValueError(f"`rho_bar` must be at least `c_bar`, but rho_bar={rho_bar} and c_bar={c_bar} were given.")
-        if kl_coef > 0 and reference_policy is None:
-            raise ValueError(
-                f'`kl_coef` is {kl_coef}, but `reference_policy` is None; "initial", a path or a model was expected.'
-            )
-        if advantage == "group" and recompute_advantages in ("epoch", "minibatch"):
-            raise ValueError(
-                f'`recompute_advantages` is "{recompute_advantages}", but group advantages do not depend on networks that '
-                'change; "never" was expected.'
-            )
         self.advantage, self.policy_loss, self.clip_range_high, self.dual_clip = (
             advantage,
             policy_loss,
@@ -76,8 +60,34 @@ class PolicyGradient(RolloutCollection):
         self.groups = groups or Groups()
         self.reference: Any = None
         self._has_reference = False
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        check_choice(KINDS, advantage=self.advantage)
+        check_choice(POLICY_LOSSES, policy_loss=self.policy_loss)
+        check_choice(RECOMPUTE, recompute_advantages=self.recompute_advantages)
+        check_minimum(0.0, kl_coef=self.kl_coef)
+        caps = f"rho_bar={self.rho_bar} and c_bar={self.c_bar} were given"
+        if not self.dual_clip > 1.0:
+            raise ValueError(f"`dual_clip` must be above 1, but {self.dual_clip} was given.")
+        if not self.rho_bar >= self.c_bar:
+            raise ValueError(f"`rho_bar` must be at least `c_bar`, but {caps}.")
+        if self.advantage == "vtrace" and not 0.0 < self.c_bar <= self.rho_bar < np.inf:
+            raise ValueError(f"`rho_bar` and `c_bar` must be positive and finite for V-trace, but {caps}.")
+        if self.kl_coef > 0 and self.reference_policy is None and not self._has_reference:
+            raise ValueError(
+                f'`kl_coef` is {self.kl_coef}, but `reference_policy` is None; "initial", a path or a model was expected.'
+            )
+        if self.advantage == "group" and self.recompute_advantages in ("epoch", "minibatch"):
+            raise ValueError(
+                f'`recompute_advantages` is "{self.recompute_advantages}", but group advantages do not depend on networks '
+                'that change; "never" was expected.'
+            )
 
     def _setup_model(self) -> None:
+        self._check_choices()  # once more: `load` sets attributes
+        if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
+            raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
         super()._setup_model()
         if self.clip_range_high is not None:
             self.clip_range_high = FloatSchedule(self.clip_range_high)

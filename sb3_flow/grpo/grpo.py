@@ -105,16 +105,10 @@ class GRPO(PPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        check_minimum(2, group_size=group_size)
-        check_choice(("start", "none"), group_by=group_by)
-        check_choice(CREDITS, credit=credit)
-        check_choice(BASELINES, baseline=baseline)
-        check_choice(SCALES, scale=scale)
-        check_choice(AGGREGATIONS, aggregation=aggregation)
-        check_choice((0, 1), ddof=ddof)
         self.group_size, self.group_by, self.shared_noise = group_size, group_by, shared_noise
         self.credit, self.baseline, self.scale, self.ddof, self.aggregation = credit, baseline, scale, ddof, aggregation
         self._starts: np.random.Generator | None = None
+        self._check_options()
         if baseline == "critic":
             self.policy_aliases = PPO.policy_aliases  # type: ignore[misc]
         with warnings.catch_warnings():
@@ -155,7 +149,17 @@ class GRPO(PPO):
                 _init_setup_model=_init_setup_model,
             )
 
+    def _check_options(self) -> None:
+        check_minimum(2, group_size=self.group_size)
+        check_choice(("start", "none"), group_by=self.group_by)
+        check_choice(CREDITS, credit=self.credit)
+        check_choice(BASELINES, baseline=self.baseline)
+        check_choice(SCALES, scale=self.scale)
+        check_choice(AGGREGATIONS, aggregation=self.aggregation)
+        check_choice((0, 1), ddof=self.ddof)
+
     def _setup_model(self) -> None:
+        self._check_options()  # once more: `load` sets attributes
         starts = self._starts  # of a loaded model, which goes on with its own
         self.groups = Groups(
             size=self.group_size if self.group_by == "start" else None,
@@ -165,16 +169,10 @@ class GRPO(PPO):
             ddof=self.ddof,
             aggregation=self.aggregation,
         )
-        if self.env is not None:
-            self._check_groups(self.env)
+        if self.group_by == "start" and self.env is not None:
+            check_groups(self.env, self.group_size)
         super()._setup_model()
         self._starts = starts or self._starts
-
-    def _check_groups(self, env: VecEnv) -> None:
-        if self.group_by == "start":
-            check_groups(env, self.group_size)
-        elif env.num_envs < 2:
-            raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
