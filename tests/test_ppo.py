@@ -333,6 +333,32 @@ def test_reference_by_path_and_by_model_is_saved_with_the_model(tmp_path: Path) 
     assert_same_weights(PPO.load(tmp_path / "model").reference.state_dict(), teacher.policy.state_dict())
 
 
+def test_initial_reference_is_the_policy_that_was_loaded(tmp_path: Path) -> None:
+    """To fine-tune a model that was trained without a reference, of SB3 or of ours."""
+    env = walks(2, ACTION_SPACES["discrete"])
+    for teacher_class in (PPO, stable_baselines3.PPO):
+        teacher = teacher_class("MlpPolicy", env, **{**SMALL, "seed": 9}).learn(64)
+        teacher.save(tmp_path / "teacher")
+        loaded = PPO.load(tmp_path / "teacher", env=env, kl_coef=0.1, reference_policy="initial")
+        assert_same_weights(loaded.reference.state_dict(), teacher.policy.state_dict())
+        model = PPO("MlpPolicy", env, **SMALL, kl_coef=0.1, reference_policy="initial")
+        model.set_parameters(tmp_path / "teacher")
+        assert_same_weights(model.reference.state_dict(), teacher.policy.state_dict())
+        for one in (loaded, model):
+            one.learn(64)
+            assert_same_weights(one.reference.state_dict(), teacher.policy.state_dict())
+
+
+def test_reference_by_path_survives_parameters_without_one(tmp_path: Path) -> None:
+    env = walks(2, ACTION_SPACES["discrete"])
+    teacher, other = (PPO("MlpPolicy", env, **{**SMALL, "seed": seed}) for seed in (8, 9))
+    teacher.save(tmp_path / "teacher")
+    model = PPO("MlpPolicy", env, **SMALL, kl_coef=0.1, reference_policy=str(tmp_path / "teacher"))
+    model.set_parameters(other.get_parameters())
+    assert_same_weights(model.policy.state_dict(), other.policy.state_dict())
+    assert_same_weights(model.reference.state_dict(), teacher.policy.state_dict())
+
+
 def test_references_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     env = walks(2, ACTION_SPACES["discrete"])
     other = PPO("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, **SMALL)

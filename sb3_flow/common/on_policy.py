@@ -6,6 +6,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
 from sb3_flow.common.checks import check_choice, check_minimum
@@ -276,6 +278,25 @@ class PolicyGradient(RolloutCollection):
         for name, value in clip.items():
             if value is not None:
                 self.logger.record(f"train/{name}", value)
+
+    def set_parameters(
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """
+        Load parameters from a file or a dictionary, as SB3 does; also those of a model without a reference policy: the
+        "initial" one is then the policy that is loaded, any other stays.
+
+        :param load_path_or_dict: path of a saved model, or parameters as :meth:`get_parameters` returns them
+        :param exact_match: the parameters must be those of all networks and optimizers
+        :param device: on which to load a file
+        """
+        parameters: Any = load_path_or_dict
+        if not isinstance(parameters, dict):
+            parameters = load_from_zip_file(parameters, device=device, load_data=False)[1]
+        if self.reference is not None and "reference" not in parameters and "policy" in parameters:
+            initial = isinstance(self.reference_policy, str) and self.reference_policy == "initial"
+            parameters = parameters | {"reference": parameters["policy"] if initial else self.reference.state_dict()}
+        super().set_parameters(parameters, exact_match, device)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         names, tensors = super()._get_torch_save_params()

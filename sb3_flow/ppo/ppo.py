@@ -37,8 +37,8 @@ class PPO(PolicyGradient, SB3PPO):
     :param rho_bar: cap of the ratio of V-trace's TD errors, and of the weight of "decoupled"
     :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
     :param kl_coef: weight of the exact KL(pi || reference) in the loss
-    :param reference_policy: "initial" (the policy before training), the path of a saved model, or a model: with the same
-        networks as this one's policy. Its weights are saved with the model
+    :param reference_policy: "initial" (the policy as it is built or loaded), the path of a saved model, or a model: with
+        the same networks as this one's policy. Its weights are saved with the model
     :param recompute_advantages: estimate advantages and returns again with the present networks: "epoch" (before each epoch
         but the first), "minibatch" (after each gradient step: one pass over the rollout each), "never", or "auto": "epoch"
         for V-trace, which has nothing to correct otherwise, "never" for the rest
