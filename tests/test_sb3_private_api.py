@@ -4,9 +4,18 @@ import inspect
 
 import pytest
 import torch as th
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_flow.common.rollouts import FLATTENED, RECURRENT_STATES
 
 SIGNATURES = {
     "_setup_model": [],
@@ -20,6 +29,70 @@ SIGNATURES = {
     "_excluded_save_params": [],
     "_get_torch_save_params": [],
 }
+
+
+ON_POLICY = {
+    "_setup_model": [],
+    "_update_info_buffer": ["infos", "dones"],
+    "_update_learning_rate": ["optimizers"],
+    "_excluded_save_params": [],
+    "_get_torch_save_params": [],
+    "_update_current_progress_remaining": ["num_timesteps", "total_timesteps"],
+    "collect_rollouts": ["env", "callback", "rollout_buffer", "n_rollout_steps"],
+}
+BUFFERS = {
+    RolloutBuffer: ["obs", "action", "reward", "episode_start", "value", "log_prob"],
+    MaskableRolloutBuffer: ["args", "action_masks", "kwargs"],
+    RecurrentRolloutBuffer: ["args", "lstm_states", "kwargs"],
+}
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("algorithm", [PPO, MaskablePPO, RecurrentPPO])
+def test_method_of_on_policy_algorithms(algorithm, name):
+    parameters = [one for one in inspect.signature(getattr(algorithm, name)).parameters if one != "self"]
+    extra = ["use_masking"] if name == "collect_rollouts" and algorithm is MaskablePPO else []
+    assert parameters == ON_POLICY[name] + extra
+
+
+def test_attributes_of_on_policy_algorithms():
+    source = "".join(inspect.getsource(one) for one in OnPolicyAlgorithm.__mro__[:2])
+    for name in (
+        "_last_obs",
+        "_last_episode_starts",
+        "_n_updates",
+        "_current_progress_remaining",
+        "use_sde",
+        "ep_info_buffer",
+    ):
+        assert f"self.{name}" in source, name
+    assert "self._last_lstm_states" in inspect.getsource(RecurrentPPO)
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_rollout_buffers(buffer):
+    assert [one for one in inspect.signature(buffer.add).parameters if one != "self"] == BUFFERS[buffer]
+    get = inspect.getsource(buffer.get)
+    flattened = {name for name in (*FLATTENED, *RECURRENT_STATES, "episode_starts") if f'"{name}"' in get}
+    expected = {"actions", "values", "log_probs", "advantages", "returns"} | ({"observations"} & flattened)
+    if buffer is MaskableRolloutBuffer:
+        expected.add("action_masks")
+    if buffer is RecurrentRolloutBuffer:
+        expected |= {*RECURRENT_STATES, "episode_starts", "observations"}
+    assert flattened == expected
+    assert "self.generator_ready" in get and "swap_and_flatten" in get
+    assert hasattr(buffer, "_get_samples")
+
+
+def test_recurrent_buffer_leaves_its_padding():
+    source = inspect.getsource(RecurrentRolloutBuffer._get_samples)
+    assert "self.seq_start_indices, self.pad, self.pad_and_flatten = create_sequencers(" in source
+    assert list(inspect.signature(RecurrentRolloutBuffer._get_samples).parameters)[1:3] == ["batch_inds", "env_change"]
+
+
+def test_methods_of_actor_critic_policies():
+    assert list(inspect.signature(ActorCriticPolicy._build).parameters) == ["self", "lr_schedule"]
+    assert list(inspect.signature(ActorCriticPolicy._build_mlp_extractor).parameters) == ["self"]
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
