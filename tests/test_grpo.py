@@ -344,6 +344,17 @@ def test_gsde_normalisation_evaluation_and_seed(algorithm: Any) -> None:
     assert_same_weights(*runs)
 
 
+def test_schedules_end_at_zero() -> None:
+    """The last rollout of whole episodes goes beyond the number of time steps; below 0 a learning rate would unlearn."""
+    model = GRPO(
+        "MlpPolicy", grouped(), **{**SMALL, "learning_rate": lambda left: 1e-3 * left, "clip_range": lambda left: left}
+    )
+    learned(model, 10)
+    assert model.num_timesteps > 10
+    last = model.logger.name_to_value
+    assert last["train/learning_rate"] == 0.0 and last["train/clip_range"] == 0.0
+
+
 def test_gspo_clips_by_the_length_of_episodes() -> None:
     model = GSPO("MlpPolicy", grouped(), **SMALL)
     learned(model, 100)

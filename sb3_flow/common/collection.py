@@ -150,6 +150,11 @@ class RolloutCollection(OnPolicyAlgorithm):
 
         return True
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        if self.whole_episodes:  # the last of them goes beyond the number of steps, where SB3's schedules are negative
+            self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
     def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
         """Before the first step of a rollout."""
         if self.whole_episodes:
