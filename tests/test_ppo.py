@@ -1,5 +1,7 @@
 """PPO with chosen advantages and losses: what it shares with SB3's to the last bit, and what it adds."""
 
+import copy
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,15 @@ def test_a_buffer_with_its_own_estimate_keeps_it() -> None:
     model = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), rollout_buffer_class=Ones, **SMALL)
     model.learn(64)
     assert (model.rollout_buffer.advantages == 1.0).all()
+
+
+@pytest.mark.parametrize("kind", ["PPO", "MaskablePPO", "RecurrentPPO"])
+def test_buffers_can_be_pickled_and_copied(kind: str) -> None:
+    ours, _ = classes(kind)
+    buffer = ours(walks(2, ACTION_SPACES["discrete"]), **SMALL).learn(64).rollout_buffer
+    for other in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
+        assert type(other) is type(buffer)
+        np.testing.assert_array_equal(other.advantages, buffer.advantages)
 
 
 # --- what is stored, and the estimates

@@ -66,6 +66,10 @@ class EstimatedRollouts(RolloutBuffer):
     capacity: int
     mean_episode_length: float  # of the episodes, or what of them is in the rollout
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the class is made by `give_estimates`: it has no name of its own to be found by
+        return _restore, (type(self).__bases__[1], self.__dict__)
+
     def reset(self) -> None:
         self.buffer_size = self.capacity
         super().reset()
@@ -280,6 +284,13 @@ class EstimatedRollouts(RolloutBuffer):
 @cache
 def _with_estimates(buffer_class: type[RolloutBuffer]) -> type[EstimatedRollouts]:
     return type(buffer_class.__name__, (EstimatedRollouts, buffer_class), {"__module__": buffer_class.__module__})
+
+
+def _restore(buffer_class: type[RolloutBuffer], state: dict[str, Any]) -> EstimatedRollouts:
+    buffer_class = _with_estimates(buffer_class)
+    buffer = buffer_class.__new__(buffer_class)
+    buffer.__dict__.update(state)
+    return buffer
 
 
 def give_estimates(buffer: RolloutBuffer, estimator: Estimator) -> None:
