@@ -28,6 +28,10 @@ class Walk(gym.Env):
                 return {key: one(part) for key, part in space.items()}
             if isinstance(space, spaces.Discrete):
                 return int(self.np_random.integers(space.n))
+            if isinstance(space, spaces.MultiDiscrete):
+                return self.np_random.integers(space.nvec)
+            if isinstance(space, spaces.MultiBinary):
+                return self.np_random.integers(2, size=space.n, dtype=np.int8)
             if space.dtype == np.uint8:
                 return self.np_random.integers(0, 256, space.shape, dtype=np.uint8)
             return self.np_random.standard_normal(space.shape).astype(space.dtype)

@@ -45,11 +45,14 @@ def name(choice: dict[str, Any]) -> str:
 def classes(kind: str) -> tuple[Any, Any]:
     """:return: our class and the original, with their policy"""
     ours, theirs, policy, kwargs = {
-        "PPO": (PPO, stable_baselines3.PPO, "MlpPolicy", {}),
+        "PPO": (PPO, stable_baselines3.PPO, "MlpPolicy", {"backend": "torch"}),
         "MaskablePPO": (MaskablePPO, sb3_contrib.MaskablePPO, "MlpPolicy", {}),
         "RecurrentPPO": (RecurrentPPO, sb3_contrib.RecurrentPPO, "MlpLstmPolicy", LSTM),
     }[kind]
-    return partial(ours, policy, **kwargs), partial(theirs, policy, **kwargs)
+    return partial(ours, policy, **kwargs), partial(theirs, policy, **{key: kwargs[key] for key in kwargs if key != "backend"})
+
+
+TorchPPO = partial(PPO, backend="torch")
 
 
 # --- SB3's to the last bit
@@ -90,13 +93,13 @@ def test_defaults_are_the_original_to_the_last_bit(kind: str, actions: str) -> N
 )
 def test_options_are_sb3s_to_the_last_bit(kwargs: dict[str, Any]) -> None:
     found = [learned(one("MlpPolicy", walks(2, ACTION_SPACES["box"]), **{**SMALL, **kwargs}), 200) for one in
-             (PPO, stable_baselines3.PPO)]  # fmt: skip
+             (TorchPPO, stable_baselines3.PPO)]  # fmt: skip
     assert_same_weights(found[0][0], found[1][0])
 
 
 def test_time_limits_that_coincide_are_sb3s_to_the_last_bit() -> None:
     found = []
-    for algorithm in (PPO, stable_baselines3.PPO):
+    for algorithm in (TorchPPO, stable_baselines3.PPO):
         env = VecNormalize(make_vec_env("Pendulum-v1", n_envs=4, seed=1))
         found.append(learned(algorithm("MlpPolicy", env, **{**SMALL, "n_steps": 128}), 2048))
     assert_same_weights(found[0][0], found[1][0])
@@ -105,7 +108,7 @@ def test_time_limits_that_coincide_are_sb3s_to_the_last_bit() -> None:
 @pytest.mark.parametrize(("policy", "space"), [("MultiInputPolicy", DICT), ("CnnPolicy", IMAGE)])
 def test_observations_are_sb3s_to_the_last_bit(policy: str, space: spaces.Space) -> None:
     found = [learned(one(policy, walks(2, ACTION_SPACES["discrete"], space), **SMALL), 100) for one in
-             (PPO, stable_baselines3.PPO)]  # fmt: skip
+             (TorchPPO, stable_baselines3.PPO)]  # fmt: skip
     assert_same_weights(found[0][0], found[1][0])
 
 
@@ -157,7 +160,7 @@ def test_values_of_time_limits_are_evaluated_in_one_batch() -> None:
     rows = []
     for advantage in ("gae", "vtrace"):
         env = make_vec_env("Pendulum-v1", n_envs=4, seed=1)
-        model = PPO("MlpPolicy", env, **{**SMALL, "n_steps": 200, "n_epochs": 0}, advantage=advantage)
+        model = TorchPPO("MlpPolicy", env, **{**SMALL, "n_steps": 200, "n_epochs": 0}, advantage=advantage)
         predict_values = model.policy.predict_values
         model.policy.predict_values = lambda obs, inner=predict_values: (rows.append(len(obs)), inner(obs))[1]
         model.learn(800)

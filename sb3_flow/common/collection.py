@@ -46,6 +46,7 @@ class RolloutCollection(OnPolicyAlgorithm):
 
     rollout_buffer: EstimatedRollouts
     advantage: str
+    native: Any = None
 
     @property
     def whole_episodes(self) -> bool:
@@ -182,7 +183,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         :return: their values, shape ``(len(final),)``; in one forward pass, except where the promise of SB3's own bits
             holds: matrix products of one row and of several round differently
         """
-        if self.advantage == "gae" and self.device.type == "cpu":
+        if self.advantage == "gae" and self.device.type == "cpu" and self.native is None:
             return th.cat([self._values_of([one]) for one in final])
         return self._values_of(final)
 

@@ -18,7 +18,7 @@ class FlatParameters:
         self.parameters, self.optimizer = list(module.parameters()), optimizer
         size = sum(parameter.numel() for parameter in self.parameters)
         self.values, self.gradients, self.exp_avg, self.exp_avg_sq = th.zeros(4, size).unbind()
-        self.offsets: dict[nn.Parameter, int] = {}
+        self.offsets: dict[th.Tensor, int] = {}
         offset = 0
         for parameter in self.parameters:
             self.offsets[parameter] = offset

@@ -1,22 +1,29 @@
-"""Which policies the compiled loops cover, and how their networks lie in flat vectors."""
+"""Acting and learning of SB3's MLP policies in compiled loops, and which policies these cover."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import distributions
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.preprocessing import get_action_dim, is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 
-DISTRIBUTIONS = (
-    distributions.CategoricalDistribution,
-    distributions.MultiCategoricalDistribution,
-    distributions.BernoulliDistribution,
-    distributions.DiagGaussianDistribution,
-)
+from sb3_flow.common.flat import FlatParameters
+from sb3_flow.common.rollouts import EstimatedRollouts
+from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
+from sb3_flow.kernels.objectives import Adam, Objective
+from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
+from sb3_flow.kernels.policy_update import METRICS, ppo_epoch
+
+DISTRIBUTIONS = {
+    distributions.CategoricalDistribution: CATEGORICAL,
+    distributions.MultiCategoricalDistribution: CATEGORICAL,
+    distributions.BernoulliDistribution: BERNOULLI,
+    distributions.DiagGaussianDistribution: GAUSSIAN,
+}
 # what a subclass may not have changed
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
@@ -57,24 +64,128 @@ def features(policy: ActorCriticPolicy, observations: np.ndarray) -> np.ndarray:
     if isinstance(policy.observation_space, spaces.Box):
         return np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), -1)
     with th.no_grad():
-        tensor, _ = policy.obs_to_tensor(observations)
-        return policy.extract_features(tensor).numpy()  # type: ignore[union-attr]
+        return policy.extract_features(th.as_tensor(observations)).numpy()  # type: ignore[union-attr]
 
 
-@dataclass
-class Layers:
-    """Linear layers of a covered policy by trunk, the heads last."""
+class NativeLoops:
+    """
+    Acting and learning of one policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
+    vectors, so that torch sees every step; see :class:`FlatParameters`.
 
-    actor: list[nn.Linear]
-    critic: list[nn.Linear]
+    :param policy: a covered policy, see :func:`not_covered`
+    """
 
-    @classmethod
-    def of(cls, policy: ActorCriticPolicy) -> "Layers":
-        """:param policy: a covered policy"""
+    def __init__(self, policy: ActorCriticPolicy):
+        self.policy: Any = policy
+        assert isinstance(policy.optimizer, th.optim.Adam)
+        self.flat = FlatParameters(policy, policy.optimizer)
 
-        def linear(module: nn.Module) -> list[nn.Linear]:
-            return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+        def rows(*modules: nn.Module) -> list[tuple[int, int, int, int]]:
+            layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
+            offsets = self.flat.offsets
+            return [(offsets[one.weight], offsets[one.bias], one.in_features, one.out_features) for one in layers]
 
-        actor = linear(policy.mlp_extractor.policy_net) + linear(policy.action_net)
-        critic = linear(policy.mlp_extractor.value_net) + linear(policy.value_net)
-        return cls(actor, critic)
+        space = policy.action_space
+        kind = DISTRIBUTIONS[type(policy.action_dist)]
+        components = {
+            spaces.Discrete: lambda: [space.n],  # type: ignore[attr-defined]
+            spaces.MultiDiscrete: lambda: space.nvec,  # type: ignore[attr-defined]
+        }.get(type(space), lambda: [1] * get_action_dim(space))()
+        self.network = describe_network(
+            rows(policy.mlp_extractor.policy_net, policy.action_net),
+            rows(policy.mlp_extractor.value_net, policy.value_net) if getattr(policy, "has_critic", True) else [],
+            components,
+            kind,
+            TANH if policy.activation_fn is nn.Tanh else RELU,
+            len(self.flat.values),
+            self.flat.offsets[self.policy.log_std] if kind == GAUSSIAN else -1,
+        )
+        self.parameters = self.flat.values.numpy()
+        self.action_dtype = np.float32 if isinstance(space, (spaces.Box, spaces.MultiBinary)) else np.int64
+        self.flat.link()
+
+    def act(self, observations: np.ndarray, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        :param observations: a batch as the environment gives it
+        :param generator: of the actions
+        :return: actions, values and log-probabilities, of the shapes of the policy's ``forward``
+        """
+        actions, values, log_probs = policy_forward(
+            self.network, self.parameters, features(self.policy, observations), generator
+        )
+        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)  # type: ignore[misc]
+        return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
+
+    def values(self, observations: np.ndarray) -> th.Tensor:
+        """:return: values, shape ``(B, 1)``"""
+        return th.from_numpy(policy_values(self.network, self.parameters, features(self.policy, observations)))[:, None]
+
+    def learner(
+        self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
+    ) -> "NativeLearner":
+        """:return: what learns from one rollout, see :class:`NativeLearner`"""
+        return NativeLearner(self, rollout, objective, max_grad_norm, reference)
+
+
+class NativeLearner:
+    """
+    Passes over one rollout, each a single call that takes every minibatch's gradient step.
+
+    :param loops: of the policy
+    :param rollout: to learn from
+    :param objective: the loss
+    :param max_grad_norm: norm that gradients are clipped at
+    :param reference: frozen policy of the same networks, for a KL term
+    """
+
+    def __init__(
+        self, loops: NativeLoops, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any
+    ):
+        rollout.prepare()
+        self.loops, self.rollout, self.objective = loops, rollout, objective
+        self.steps = loops.flat.link()
+        group = loops.policy.optimizer.param_groups[0]
+        beta1, beta2 = map(float, group["betas"])
+        self.adam = Adam(float(group["lr"]), float(max_grad_norm), beta1, beta2, float(group["eps"]))
+        self.fixed: dict[str, Any] = {
+            "observations": features(loops.policy, rollout.observations),
+            "actions": rollout.actions.reshape(len(rollout.actions), -1).astype(np.float32),
+            "old_log_probs": rollout.log_probs.ravel(),
+            "old_values": rollout.values.ravel(),
+            "proximal_log_probs": rollout.proximal_log_probs,
+        }
+        if objective.kl_coef > 0:
+            weights = nn.utils.parameters_to_vector(reference.parameters()).numpy()
+            self.fixed["reference"] = policy_outputs(loops.network, weights, self.fixed["observations"])
+            if loops.network.log_std >= 0:
+                self.fixed["reference_log_std"] = reference.log_std.detach().numpy()
+
+    def epoch(self, batch_size: int | None, by_episode: bool) -> tuple[dict[str, np.ndarray], bool]:
+        """
+        :param batch_size: rows of a minibatch
+        :param by_episode: keep episodes together
+        :return: metrics by name, shape ``(minibatches,)``; whether ``target_kl`` ended the pass
+        """
+        batches = list(self.rollout.batches_of_rows(batch_size, by_episode))
+        if not batches:
+            return {}, False
+        rows, segments = zip(*batches, strict=True)
+        flat = self.loops.flat
+        table, self.steps, stopped = ppo_epoch(
+            self.loops.network,
+            self.objective,
+            self.adam,
+            self.loops.parameters,
+            flat.gradients.numpy(),
+            flat.exp_avg.numpy(),
+            flat.exp_avg_sq.numpy(),
+            self.steps,
+            np.concatenate(rows),
+            np.cumsum([0, *map(len, rows)]),
+            segments=np.concatenate(segments) if by_episode else None,
+            advantages=self.rollout.advantages.ravel(),
+            returns=self.rollout.returns.ravel(),
+            **self.fixed,
+        )
+        flat.stepped(self.steps)
+        return {name: column for name, column in zip(METRICS, table.T, strict=True) if not np.isnan(column).all()}, stopped

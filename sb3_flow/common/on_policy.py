@@ -5,21 +5,26 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checks import check_choice, check_minimum
-from sb3_flow.common.collection import RolloutCollection
+from sb3_flow.common.collection import RolloutCollection, stack_observations
 from sb3_flow.common.estimators import KINDS, Estimator
 from sb3_flow.common.groups import Groups
+from sb3_flow.common.native import NativeLearner, NativeLoops, not_covered
 from sb3_flow.common.reference import kl_divergence, make_reference
-from sb3_flow.common.rollouts import Minibatch, give_estimates
+from sb3_flow.common.rollouts import FinalObservation, Minibatch, give_estimates
+from sb3_flow.kernels.objectives import describe_objective
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 
 POLICY_LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
 RECOMPUTE = ("auto", "never", "epoch", "minibatch")
+BACKENDS = ("auto", "torch", "native")
 
 
 class PolicyGradient(RolloutCollection):
@@ -48,7 +53,7 @@ class PolicyGradient(RolloutCollection):
         kl_coef: float,
         reference_policy: Any,
         recompute_advantages: str,
-        groups: Groups | None = None,
+        backend: str = "torch",
     ) -> None:
         """Check and store the arguments that the three classes add to SB3's; see :class:`sb3_flow.PPO`."""
         self.advantage, self.policy_loss, self.clip_range_high, self.dual_clip = (
@@ -59,7 +64,9 @@ class PolicyGradient(RolloutCollection):
         )
         self.rho_bar, self.c_bar, self.kl_coef = rho_bar, c_bar, kl_coef
         self.reference_policy, self.recompute_advantages = reference_policy, recompute_advantages
-        self.groups = groups or Groups()
+        self.backend, self.groups = backend, Groups()
+        self.native: NativeLoops | None = None
+        self._actions_generator: np.random.Generator | None = None
         self.reference: Any = None
         self._has_reference = False
         self._check_choices()
@@ -68,6 +75,7 @@ class PolicyGradient(RolloutCollection):
         check_choice(KINDS, advantage=self.advantage)
         check_choice(POLICY_LOSSES, policy_loss=self.policy_loss)
         check_choice(RECOMPUTE, recompute_advantages=self.recompute_advantages)
+        check_choice(BACKENDS, backend=self.backend)
         check_minimum(0.0, kl_coef=self.kl_coef)
         caps = f"rho_bar={self.rho_bar} and c_bar={self.c_bar} were given"
         if not self.dual_clip > 1.0:
@@ -90,7 +98,9 @@ class PolicyGradient(RolloutCollection):
         self._check_choices()  # once more: `load` sets attributes
         if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
+        generator = self._actions_generator  # of a loaded model, which goes on with its own
         super()._setup_model()
+        self._actions_generator = generator or self._actions_generator
         if self.clip_range_high is not None:
             self.clip_range_high = FloatSchedule(self.clip_range_high)
         give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
@@ -99,6 +109,50 @@ class PolicyGradient(RolloutCollection):
             source = "initial" if self._has_reference else self.reference_policy
             self.reference = make_reference(source, self.policy)
             self._has_reference = True
+        self._choose_backend()
+
+    def _choose_backend(self) -> None:
+        reason = self._not_native()
+        if self.backend == "native" and reason is not None:
+            raise ValueError(f'`backend` is "native", but the compiled loops do not cover this model: {reason}.')
+        self.native = NativeLoops(self.policy) if reason is None and self.backend != "torch" else None
+        if self.verbose >= 1 and self.backend == "auto":
+            print("Using the native backend" if reason is None else f"Using the torch backend: {reason}")
+
+    def _not_native(self) -> str | None:
+        """:return: why the compiled loops do not cover this model, None if they do"""
+        if type(self).loss is not PolicyGradient.loss or type(self).train is not PolicyGradient.train:
+            return f"{type(self).__name__} has a loss of its own"
+        if self.recompute_advantages == "minibatch":
+            return "advantages are estimated again after each gradient step"
+        reason = not_covered(self.policy)
+        if reason is None and self.rollout_buffer_class is not RolloutBuffer:
+            return f"{self.rollout_buffer_class.__name__} may sample in its own way"  # type: ignore[union-attr]
+        return reason
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of native actions.
+
+        :param seed: without one, native actions are seeded from NumPy's global generator when they are first needed
+        """
+        super().set_random_seed(seed)
+        self._actions_generator = None if seed is None else np.random.default_rng(seed)
+
+    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        if self.native is None:
+            return super()._act(env, obs_tensor, use_masking)
+        if self._actions_generator is None:
+            self._actions_generator = np.random.default_rng(np.random.randint(2**31))
+        return *self.native.act(self._last_obs, self._actions_generator), {}  # type: ignore[arg-type]
+
+    def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
+        if self.native is None:
+            return super()._values_of(final)
+        return self.native.values(stack_observations([one.observation for one in final])).flatten()
+
+    def _last_values(self) -> th.Tensor:
+        return super()._last_values() if self.native is None else self.native.values(self._last_obs)  # type: ignore[arg-type]
 
     def train(self) -> None:
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
@@ -112,30 +166,60 @@ class PolicyGradient(RolloutCollection):
         if self.policy_loss == "decoupled":
             buffer.proximal_log_probs = self._look_again()[1]
 
-        metrics: list[dict[str, th.Tensor]] = []
-        epoch_start, continue_training = 0, True
+        learner = self._native_learner(clip) if self.native is not None else None
+        passes: list[dict[str, np.ndarray]] = []
         for epoch in range(self.n_epochs):
             if recompute == "epoch" and epoch > 0:
                 self._estimate_again()
-            epoch_start = len(metrics)
-            for minibatch in buffer.minibatches(self.batch_size, by_episode=self.policy_loss in ("gspo", "gspo_token")):
-                loss, found = self.loss(minibatch, **clip)
-                metrics.append(found)
-                if self.target_kl is not None and found["approx_kl"] > 1.5 * self.target_kl:
-                    continue_training = False
-                    if self.verbose >= 1:
-                        print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl']:.2f}")
-                    break
-                self.policy.optimizer.zero_grad()
-                loss.backward()
-                th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-                self.policy.optimizer.step()
-                if recompute == "minibatch":
-                    self._estimate_again()
+            by_episode = self.policy_loss in ("gspo", "gspo_token")
+            if learner is not None:
+                found, stop = learner.epoch(self.batch_size, by_episode)
+            else:
+                found, stop = self._epoch(clip, by_episode, recompute == "minibatch")
+            passes.append(found)
             self._n_updates += 1
-            if not continue_training:
+            if stop:
+                if self.verbose >= 1:
+                    print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
                 break
-        self._log(metrics, epoch_start, clip)
+        self._log(passes, clip)
+
+    def _epoch(self, clip: dict[str, Any], by_episode: bool, recompute: bool) -> tuple[dict[str, np.ndarray], bool]:
+        """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
+        metrics: list[dict[str, th.Tensor]] = []
+        stop = False
+        for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode):
+            loss, found = self.loss(minibatch, **clip)
+            metrics.append(found)
+            stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
+            if stop:
+                break
+            self.policy.optimizer.zero_grad()
+            loss.backward()
+            th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+            if recompute:
+                self._estimate_again()
+        if not metrics:
+            return {}, stop
+        # metrics stay on the device until here
+        table = th.stack([th.stack(list(one.values())) for one in metrics]).double().cpu().numpy()
+        return dict(zip(metrics[0], table.T, strict=True)), stop
+
+    def _native_learner(self, clip: dict[str, Any]) -> NativeLearner:
+        assert self.native is not None
+        objective = describe_objective(
+            self.policy_loss,
+            dual_clip=self.dual_clip,
+            rho_bar=self.rho_bar,
+            vf_coef=self.vf_coef,
+            ent_coef=self.ent_coef,
+            kl_coef=self.kl_coef,
+            normalize_advantage=self.normalize_advantage,
+            target_kl=self.target_kl,
+            **clip,
+        )
+        return self.native.learner(self.rollout_buffer, objective, self.max_grad_norm, self.reference)
 
     def loss(
         self, minibatch: Minibatch, clip_range: float, clip_range_high: float | None = None, clip_range_vf: float | None = None
@@ -256,16 +340,13 @@ class PolicyGradient(RolloutCollection):
         self.policy.set_training_mode(True)
         buffer.estimate_again(values, log_probs, final_values, last_values)
 
-    def _log(self, metrics: list[dict[str, th.Tensor]], epoch_start: int, clip: dict[str, Any]) -> None:
+    def _log(self, passes: list[dict[str, np.ndarray]], clip: dict[str, Any]) -> None:
         """SB3's keys, and ours; means over the update, except SB3's: approx_kl over the last epoch, the last loss."""
         buffer = self.rollout_buffer
-        if metrics:
-            names = list(metrics[0])
-            table = th.stack([th.stack([one[name] for name in names]) for one in metrics]).double().cpu().numpy()
-            columns = dict(zip(names, table.T, strict=True))
-            for name, column in columns.items():
-                shown = {"approx_kl": column[epoch_start:].mean(), "loss": column[-1]}.get(name, column.mean())
-                self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
+        for name in passes[0] if passes else ():
+            column = np.concatenate([one[name] for one in passes])
+            shown = {"approx_kl": passes[-1]["approx_kl"].mean(), "loss": column[-1]}.get(name, column.mean())
+            self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
         if self.has_critic:
             rows = slice(None) if buffer.rows is None else buffer.rows
             explained = explained_variance(buffer.values.flatten()[rows], buffer.returns.flatten()[rows])
@@ -303,7 +384,7 @@ class PolicyGradient(RolloutCollection):
         return [*names, "reference"] if self._has_reference else names, tensors
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "reference"]
+        excluded = [*super()._excluded_save_params(), "reference", "native"]
         if not isinstance(self.reference_policy, str):
             excluded.append("reference_policy")  # its weights are saved
         return excluded
