@@ -66,7 +66,7 @@ class Groups:
             **settings,
         )
         if self.credit == "outcome":
-            outcome = compute_group_advantages(totals - values[0] if critic else totals, **settings)
+            outcome = compute_group_advantages(returns.reshape(grouped)[0] - values[0] if critic else totals, **settings)
             advantages = np.where(alive, outcome[None], 0).astype(rewards.dtype)
         elif self.credit == "process":
             advantages = compute_process_advantages(rewards, alive, ddof=self.ddof)

@@ -68,7 +68,7 @@ class PolicyGradient(RolloutCollection):
         self.native: NativeLoops | None = None
         self._actions_generator: np.random.Generator | None = None
         self.reference: Any = None
-        self._has_reference = False
+        self._has_reference, self._reference_of = False, None
         self._check_choices()
 
     def _check_choices(self) -> None:
@@ -105,10 +105,16 @@ class PolicyGradient(RolloutCollection):
             self.clip_range_high = FloatSchedule(self.clip_range_high)
         give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
         if self.reference_policy is not None or self._has_reference:
+            if self._has_reference and self.reference_policy is not None and self.reference_policy != self._reference_of:
+                raise ValueError(
+                    f"`reference_policy` is {self.reference_policy!r}, but this model was saved with a reference of its own, "
+                    "which it keeps; None was expected."
+                )
             # of a loaded model, the weights come with the parameters
             source = "initial" if self._has_reference else self.reference_policy
             self.reference = make_reference(source, self.policy)
             self._has_reference = True
+            self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
         self._choose_backend()
 
     def _choose_backend(self) -> None:

@@ -46,6 +46,8 @@ def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
         weights = policy.state_dict()
     else:
         raise ValueError(f'`reference_policy` must be "initial", a path, a model or a policy, but {source!r} was given.')
+    if not getattr(policy, "has_critic", True):
+        weights = {name: weight for name, weight in weights.items() if "value_net" not in name}  # only actors are compared
     try:
         reference.load_state_dict(weights)
     except RuntimeError as error:

@@ -109,7 +109,6 @@ class GRPO(PPO):
         self.group_size, self.group_by, self.shared_noise = group_size, group_by, shared_noise
         self.credit, self.baseline, self.scale, self.ddof, self.aggregation = credit, baseline, scale, ddof, aggregation
         self._starts: np.random.Generator | None = None
-        self._check_options()
         if baseline == "critic":
             self.policy_aliases = PPO.policy_aliases  # type: ignore[misc]
         with warnings.catch_warnings():
@@ -159,9 +158,21 @@ class GRPO(PPO):
         check_choice(SCALES, scale=self.scale)
         check_choice(AGGREGATIONS, aggregation=self.aggregation)
         check_choice((0, 1), ddof=self.ddof)
+        if self.credit == "process" and self.baseline == "critic":
+            raise ValueError(
+                '`baseline` is "critic", but `credit` "process" compares step rewards, which a critic does not foresee.'
+            )
+        if self.policy_loss in ("gspo", "gspo_token") and self.aggregation != "step":
+            raise ValueError(
+                f'`aggregation` is "{self.aggregation}", but "{self.policy_loss}" is a mean over episodes by itself; "step" '
+                "was expected."
+            )
+        critic = getattr(self.policy_class, "has_critic", True)
+        if self.baseline == "critic" and not critic:
+            raise ValueError(f'`baseline` is "critic", but {self.policy_class.__name__} has no value function.')
 
     def _setup_model(self) -> None:
-        self._check_options()  # once more: `load` sets attributes
+        self._check_options()  # here, since `load` sets attributes too
         starts = self._starts  # of a loaded model, which goes on with its own
         self.groups = Groups(
             size=self.group_size if self.group_by == "start" else None,
