@@ -172,13 +172,14 @@ class PolicyGradient(RolloutCollection):
         if self.policy_loss == "decoupled":
             buffer.proximal_log_probs = self._look_again()[1]
 
-        learner = self._native_learner(clip) if self.native is not None else None
+        learner: NativeLearner | None = None
         passes: list[dict[str, np.ndarray]] = []
         for epoch in range(self.n_epochs):
             if recompute == "epoch" and epoch > 0:
                 self._estimate_again()
             by_episode = self.policy_loss in ("gspo", "gspo_token")
-            if learner is not None:
+            if self.native is not None:
+                learner = learner or self._native_learner(clip)
                 found, stop = learner.epoch(self.batch_size, by_episode)
             else:
                 found, stop = self._epoch(clip, by_episode, recompute == "minibatch")
