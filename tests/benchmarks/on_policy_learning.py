@@ -60,7 +60,9 @@ class LastEpisodes(BaseCallback):
         return True
 
 
-def run(name: str, task: str, seed: int, steps: int, n_envs: int, settings: dict[str, Any]) -> tuple[float, float, float]:
+def run(
+    name: str, task: str, seed: int, steps: int, n_envs: int, backend: str, settings: dict[str, Any]
+) -> tuple[float, float, float]:
     """:return: last training returns, evaluation, seconds"""
     th.set_num_threads(1)
     algorithm, choice = ALGORITHMS[name]
@@ -70,7 +72,7 @@ def run(name: str, task: str, seed: int, steps: int, n_envs: int, settings: dict
     else:
         env = make_vec_env(task, n_envs=8, seed=seed)
         kwargs = {**PPO_SETTINGS[task], **choice}
-    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", **kwargs)
+    model = algorithm("MlpPolicy", env, seed=seed, device="cpu", backend=backend, **kwargs)
     last, start = LastEpisodes(steps), time.perf_counter()
     model.learn(steps, callback=last)
     seconds = time.perf_counter() - start
@@ -99,6 +101,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
     parser.add_argument("--n-envs", type=int, default=32, help="of the group methods")
+    parser.add_argument("--backend", default="native", choices=("native", "torch"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of the group methods")
     arguments = parser.parse_args()
@@ -106,9 +109,14 @@ def main() -> None:
     steps = arguments.steps or STEPS[arguments.task]
     jobs = [(name, seed) for name in arguments.algorithms for seed in range(arguments.seeds)]
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("forkserver")) as pool:
-        futures = {job: pool.submit(run, job[0], arguments.task, job[1], steps, arguments.n_envs, settings) for job in jobs}
+        futures = {
+            job: pool.submit(run, job[0], arguments.task, job[1], steps, arguments.n_envs, arguments.backend, settings)
+            for job in jobs
+        }
         results = {job: future.result() for job, future in futures.items()}
-    print(f"\n{arguments.task}, {steps} steps, {arguments.seeds} seeds; interquartile means with 95% bootstrap intervals")
+    print(
+        f"\n{arguments.task}, {steps} steps, {arguments.seeds} seeds, {arguments.backend} backend; interquartile means with 95% bootstrap intervals"
+    )
     print(f"{'':<20} {'last training episodes':>30} {'deterministic policy':>30} {'seconds':>8}")
     for name in arguments.algorithms:
         trained, evaluated, seconds = zip(*(results[name, seed] for seed in range(arguments.seeds)), strict=True)
