@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch as th
-from native import ACTIONS, TorchUpdate, describe, flat, make_policy, make_rollout, reference_of
+from native import ACTIONS, TorchUpdate, describe, flat, in_float64, make_policy, make_rollout, reference_of
 from torch import nn
 
 from sb3_flow.kernels import METRICS, Adam, describe_objective, policy_forward, policy_outputs, policy_values, ppo_epoch
@@ -75,6 +75,8 @@ CASES = list(itertools.product(ACTIONS, LOSSES, (th.float32, th.float64)))
 @pytest.mark.parametrize(("actions", "policy_loss", "dtype"), CASES, ids=lambda value: str(value).replace("torch.", ""))
 def test_gradients_and_metrics_are_autograds(actions, policy_loss, dtype):
     number = CASES.index((actions, policy_loss, dtype))
+    scale = 0.2 if policy_loss.startswith("gspo") else 1.0  # ratios of sequences vary less
+    clipped = []
     # net architectures, activations and options go round, so that each meets each loss and distribution
     for variant in range(4):
         i = 4 * number + variant
@@ -85,8 +87,8 @@ def test_gradients_and_metrics_are_autograds(actions, policy_loss, dtype):
         )
         objective = {
             "policy_loss": policy_loss,
-            "clip_range": 0.15,
-            "clip_range_high": (None, 0.3)[i % 2],
+            "clip_range": 0.15 * scale,
+            "clip_range_high": (None, 0.3 * scale)[i % 2],
             "dual_clip": 1.4,
             "rho_bar": (float("inf"), 1.1)[i % 2],
             "clip_range_vf": (None, 0.2)[variant % 2],
@@ -103,8 +105,8 @@ def test_gradients_and_metrics_are_autograds(actions, policy_loss, dtype):
         ours, metrics, theirs, found = one_gradient(policy, objective, rollout, rows, segments, reference, known)
         assert_equal_gradients(policy, ours, theirs)
         assert_equal_metrics(metrics, found, ours.dtype)
-        if n > 30:
-            assert 0 < found["clip_fraction"] < 1
+        clipped.append(found["clip_fraction"])
+    assert 0 < np.mean(clipped) < 1
 
 
 @pytest.mark.parametrize(
@@ -153,13 +155,13 @@ def test_ratios_beyond_all_bounds():
     tensor, slopes = th.tensor(log_probs, requires_grad=True), np.empty(6)
     others = [th.tensor(x) for x in (old, advantages)]
     loss = decoupled_surrogate(tensor, th.tensor(proximal), *others, 0.2, rho_bar=np.inf).mean()
-    found = rowwise_loss(4, log_probs, old, proximal, advantages, 0.8, 1.2, 3.0, np.inf, slopes)
+    found, _ = rowwise_loss(4, log_probs, old, proximal, advantages, 0.2, 0.2, 3.0, np.inf, slopes)
     np.testing.assert_allclose(found, loss.item(), rtol=1e-12)
     np.testing.assert_allclose(slopes, th.autograd.grad(loss, tensor)[0], rtol=1e-12)
     segments = np.array([0, 1, 0, 2, 1, 3])
     for kind, of in ((2, gspo_loss), (3, gspo_token_loss)):
         loss = of(tensor, *others, th.tensor(segments), 4, 0.2).mean()
-        found, _, _ = sequence_loss(kind, log_probs, old, advantages, segments, np.empty((4, 6)), 0.8, 1.2, slopes)
+        found = sequence_loss(kind, log_probs, old, advantages, segments, np.empty((4, 6)), 0.2, 0.2, slopes)[0]
         np.testing.assert_allclose(found, loss.item(), rtol=1e-12)
         np.testing.assert_allclose(slopes, th.autograd.grad(loss, tensor)[0], rtol=1e-12, atol=1e-300)
 

@@ -68,7 +68,8 @@ class PolicyGradient(RolloutCollection):
         self.native: NativeLoops | None = None
         self._actions_generator: np.random.Generator | None = None
         self.reference: Any = None
-        self._has_reference, self._reference_of = False, None
+        self._has_reference = False
+        self._reference_of: str | None = None
         self._check_choices()
 
     def _check_choices(self) -> None:

@@ -14,8 +14,7 @@ class Objective(NamedTuple):
     policy_loss: int
     normalize_advantage: bool
     clip_range: float
-    low: float
-    high: float
+    clip_range_high: float
     dual_clip: float
     rho_bar: float
     clip_range_vf: float
@@ -58,8 +57,7 @@ def describe_objective(
         policy_loss=POLICY_LOSSES[policy_loss],
         normalize_advantage=bool(normalize_advantage),
         clip_range=float(clip_range),
-        low=1.0 - float(clip_range),
-        high=1.0 + float(clip_range if clip_range_high is None else clip_range_high),
+        clip_range_high=float(clip_range if clip_range_high is None else clip_range_high),
         dual_clip=float(dual_clip),
         rho_bar=float(rho_bar),
         clip_range_vf=-1.0 if clip_range_vf is None else float(clip_range_vf),

@@ -239,14 +239,16 @@ def _losses(objective, has_critic, rollout, segments, order, start, n, rows, row
     if objective.normalize_advantage:
         normalise(advantages)
     given = (kind, log_probs, old)
-    bounds = (objective.low, objective.high)
+    bounds = (objective.clip_range, objective.clip_range_high)
     if kind == GSPO or kind == GSPO_TOKEN:
         scratch = rows[_SCRATCH:]
-        row[0], row[9], row[10] = sequence_loss(*given, advantages, segments[start : start + n], scratch, *bounds, slopes)
+        row[0], row[9], row[10], row[6] = sequence_loss(
+            *given, advantages, segments[start : start + n], scratch, *bounds, slopes
+        )
     else:
         if kind == DECOUPLED:
             _take(rollout.proximal_log_probs, order, start, others, n)
-        row[0] = rowwise_loss(*given, others, advantages, *bounds, objective.dual_clip, objective.rho_bar, slopes)
+        row[0], row[6] = rowwise_loss(*given, others, advantages, *bounds, objective.dual_clip, objective.rho_bar, slopes)
     row[4] = row[0] + objective.ent_coef * row[1]
     if has_critic:
         _take(rollout.returns, order, start, others, n)
@@ -256,7 +258,7 @@ def _losses(objective, has_critic, rollout, segments, order, start, n, rows, row
         row[4] += objective.vf_coef * row[2]
     if objective.kl_coef > 0:
         row[4] += objective.kl_coef * row[3]
-    ratio_metrics(log_probs, old, objective.clip_range, row)
+    ratio_metrics(log_probs, old, row)
 
 
 @compiled()

@@ -59,26 +59,32 @@ def _clipped(ratio, advantage, low, high, dual_clip):  # type: ignore[no-untyped
 
 
 @compiled()
-def rowwise_loss(kind, log_probs, old, proximal, advantages, low, high, dual_clip, rho_bar, slopes):  # type: ignore[no-untyped-def]
+def _outside(change, below, above):  # type: ignore[no-untyped-def]
+    """:return: whether a ratio is out of bounds, by its difference to 1"""
+    return change > above or -change > below
+
+
+@compiled()
+def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_clip, rho_bar, slopes):  # type: ignore[no-untyped-def]
     """
     :param kind: ``CLIP``, ``DUAL_CLIP`` or ``DECOUPLED``
     :param log_probs: shape ``(n,)``
     :param old: likewise, of the policy that acted
     :param proximal: likewise, of the policy to stay close to; looked at by ``DECOUPLED`` only
     :param advantages: shape ``(n,)``
-    :param low: lower bound of the ratio
-    :param high: upper one
+    :param below: distance of the ratio's lower bound from 1
+    :param above: of the upper one
     :param dual_clip: of ``DUAL_CLIP``
     :param rho_bar: of ``DECOUPLED``
     :param slopes: receives the derivatives of the loss by ``log_probs``
-    :return: the loss
+    :return: the loss, and the share of ratios out of bounds
     """
     outlined()
     n = len(log_probs)
     real = log_probs.dtype.type
-    low, high, limit, cap = real(low), real(high), real(_MAX_LOG_RATIO), real(rho_bar)
+    low, high, limit, cap = real(1.0 - below), real(1.0 + above), real(_MAX_LOG_RATIO), real(rho_bar)
     dual = real(dual_clip) if kind == DUAL_CLIP else real(0)
-    count, loss = real(n), 0.0
+    count, one, loss, outside = real(n), real(1), 0.0, 0
     for i in range(n):
         if kind == DECOUPLED:
             shift, age = log_probs[i] - proximal[i], proximal[i] - old[i]
@@ -93,22 +99,23 @@ def rowwise_loss(kind, log_probs, old, proximal, advantages, low, high, dual_cli
             objective, slope = _clipped(ratio, advantages[i], low, high, dual)
         slopes[i] = -slope * ratio / count
         loss -= objective
-    return loss / n
+        outside += _outside(ratio - one, real(below), real(above))
+    return loss / n, outside / n
 
 
 @compiled()
-def sequence_loss(kind, log_probs, old, advantages, segments, sums, low, high, slopes):  # type: ignore[no-untyped-def]
+def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above, slopes):  # type: ignore[no-untyped-def]
     """
     As :func:`rowwise_loss`, ``GSPO`` or ``GSPO_TOKEN``.
 
     :param segments: sequence of every row, from 0 on
     :param sums: scratch, shape ``(4, at least n)``
-    :return: the loss, mean and maximum of the sequences' ratios
+    :return: the loss, mean and maximum of the sequences' ratios, and the share of them out of bounds
     """
     outlined()
     n, n_segments = len(log_probs), 0
     real = log_probs.dtype.type
-    low, high, limit, zero, one = real(low), real(high), real(_MAX_LOG_RATIO), real(0), real(1)
+    low, high, limit, zero, one = real(1.0 - below), real(1.0 + above), real(_MAX_LOG_RATIO), real(0), real(1)
     for i in range(n):
         n_segments = max(n_segments, segments[i] + 1)
     counts, log_ratios, means, slope_of = sums[0], sums[1], sums[2], sums[3]
@@ -119,7 +126,7 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, low, high, s
         counts[s] += one
         log_ratios[s] += log_probs[i] - old[i]
         means[s] += advantages[i]
-    loss, ratio_sum, ratio_max = 0.0, 0.0, -np.inf
+    loss, ratio_sum, ratio_max, outside = 0.0, 0.0, -np.inf, 0
     for s in range(n_segments):
         size = max(counts[s], one)
         log_ratios[s] /= size
@@ -127,6 +134,7 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, low, high, s
         ratio = np.exp(log_ratios[s])
         ratio_sum += ratio
         ratio_max = ratio if not ratio <= ratio_max else ratio_max
+        outside += _outside(ratio - one, real(below), real(above))
         counts[s] = size * real(n_segments)
         if kind == GSPO:
             cut = log_ratios[s] > limit
@@ -143,7 +151,7 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, low, high, s
             objective, slope = _clipped(ratio, advantages[i], low, high, zero)
             slopes[i] = -slope * ratio / counts[s]
             loss -= objective / counts[s]
-    return loss, ratio_sum / n_segments, ratio_max
+    return loss, ratio_sum / n_segments, ratio_max, outside / n_segments
 
 
 @compiled()
@@ -176,17 +184,16 @@ def squared_error(values, returns, old, clip, slopes):  # type: ignore[no-untype
 
 
 @compiled()
-def ratio_metrics(log_probs, old, clip_range, row):  # type: ignore[no-untyped-def]
-    """Put approx_kl, clip_fraction, mean and maximum of the ratios into columns 5 to 8 of a row."""
+def ratio_metrics(log_probs, old, row):  # type: ignore[no-untyped-def]
+    """Put approx_kl, and mean and maximum of the ratios, into columns 5, 7 and 8 of a row."""
     outlined()
     n = len(log_probs)
     real = log_probs.dtype.type
-    one, clip, highest, divergence, clipped, mean = real(1), real(clip_range), real(-np.inf), 0.0, 0.0, 0.0
+    one, highest, divergence, mean = real(1), real(-np.inf), 0.0, 0.0
     for i in range(n):
         change = log_probs[i] - old[i]
         ratio = np.exp(change)
         divergence += (ratio - one) - change
-        clipped += abs(ratio - one) > clip
         mean += ratio
         highest = ratio if not ratio <= highest else highest
-    row[5], row[6], row[7], row[8] = divergence / n, clipped / n, mean / n, highest
+    row[5], row[7], row[8] = divergence / n, mean / n, highest

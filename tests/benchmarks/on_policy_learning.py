@@ -114,9 +114,8 @@ def main() -> None:
             for job in jobs
         }
         results = {job: future.result() for job, future in futures.items()}
-    print(
-        f"\n{arguments.task}, {steps} steps, {arguments.seeds} seeds, {arguments.backend} backend; interquartile means with 95% bootstrap intervals"
-    )
+    print(f"\n{arguments.task}, {steps} steps, {arguments.seeds} seeds, {arguments.backend} backend;", end=" ")
+    print("interquartile means with 95% bootstrap intervals")
     print(f"{'':<20} {'last training episodes':>30} {'deterministic policy':>30} {'seconds':>8}")
     for name in arguments.algorithms:
         trained, evaluated, seconds = zip(*(results[name, seed] for seed in range(arguments.seeds)), strict=True)
