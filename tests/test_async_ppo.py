@@ -131,11 +131,12 @@ class Record(BaseCallback):
 # --- sync
 
 
-@pytest.mark.parametrize("case", ["discrete", "normalised-sde", "dict"])
+@pytest.mark.parametrize("case", ["discrete", "discrete-torch", "normalised-sde", "dict"])
 def test_sync_is_ppo_to_the_last_bit(case: str) -> None:
     def make() -> tuple[str, Any, dict[str, Any]]:
-        if case == "discrete":
-            return "MlpPolicy", walks(3, ACTION_SPACES["discrete"]), {}
+        if case.startswith("discrete"):
+            backend = "torch" if case == "discrete-torch" else "native"
+            return "MlpPolicy", walks(3, ACTION_SPACES["discrete"]), {"backend": backend}
         if case == "dict":
             return "MultiInputPolicy", VecMonitor(walks(2, ACTION_SPACES["multi_binary"], DICT)), {}
         return "MlpPolicy", VecNormalize(walks(2, ACTION_SPACES["box"])), {"use_sde": True, "sde_sample_freq": 4}
@@ -151,6 +152,7 @@ def test_sync_is_ppo_to_the_last_bit(case: str) -> None:
         model.learn(size, reset_num_timesteps=False)  # goes on where the environments stand
         model.learn(size)  # resets them
         weights = {**model.policy.state_dict(), "generator": th.get_rng_state()}
+        weights["actions"] = th.tensor(0.0 if model.native is None else model._actions_generator.random())
         if isinstance(env, VecNormalize):
             weights |= {"mean": th.tensor(env.obs_rms.mean), "var": th.tensor(env.ret_rms.var)}
         found.append((weights, logged))

@@ -16,7 +16,7 @@ from sb3_flow.collect.collector import Collector, Filled
 from sb3_flow.collect.environments import coming_reset, made_by, normalisers, pack, set_normalisers
 from sb3_flow.collect.replay import Replay
 from sb3_flow.collect.slots import RolloutSpec
-from sb3_flow.collect.worker import random_state, set_random_state
+from sb3_flow.collect.worker import RandomState, random_state, set_random_state
 from sb3_flow.common.checks import check_choice, check_minimum
 from sb3_flow.common.rollouts import EstimatedRollouts
 from sb3_flow.ppo import PPO
@@ -162,7 +162,7 @@ class AsyncPPO(PPO):
             "reset": reset_num_timesteps or self._last_obs is None,
             "coming_reset": coming_reset(self.env),
             "statistics": deepcopy(normalisers(self.env, settings=True)),
-            "random": random_state() if self.mode == "sync" else int(th.randint(2**31, (1,)).item()),
+            "random": self._random_state() if self.mode == "sync" else int(th.randint(2**31, (1,)).item()),
         }
         found = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if self._collector is None:
@@ -173,7 +173,11 @@ class AsyncPPO(PPO):
     @property
     def _settings(self) -> tuple[Any, ...]:
         """What the collector cannot be told while it runs."""
-        return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout
+        native = self.native is not None
+        return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout, native
+
+    def _random_state(self) -> RandomState:
+        return random_state(None if self.native is None else self._generator_of_actions())
 
     def _start(self, packed: bytes) -> Collector:
         # an observation as it is, which may differ from the space's dtype
@@ -194,6 +198,7 @@ class AsyncPPO(PPO):
             env=packed,
             spec=spec,
             n_slots=self.n_slots,
+            native=self.native is not None,
             fresh=self.mode == "free",
             sde_sample_freq=self.sde_sample_freq,
             timeout=self.collector_timeout,
@@ -211,7 +216,7 @@ class AsyncPPO(PPO):
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
         while len(collector.outstanding) - consuming < min(ahead, needed):
             collector.weights.write(self.policy_version)
-            collector.request(random_state() if self.mode == "sync" else None)
+            collector.request(self._random_state() if self.mode == "sync" else None)
 
     def _arrival(self) -> Filled:
         """:return: the next rollout that is not too old"""
@@ -257,7 +262,7 @@ class AsyncPPO(PPO):
         if not continue_training:
             return False
         if found["random_state"] is not None:
-            set_random_state(found["random_state"])
+            set_random_state(found["random_state"], self._actions_generator)
         if lag.max() > 0:
             self._estimate_again()
             for key, value in rollout_buffer.statistics.items():

@@ -63,6 +63,7 @@ class Collector:
     :param env: packed environments
     :param spec: shapes of the rollouts
     :param n_slots: number of rollouts in shared memory
+    :param native: act in compiled loops
     :param fresh: take the freshest weights at each step
     :param sde_sample_freq: steps between draws of gSDE's noise, -1 for none within a rollout
     :param timeout: seconds without a step after which the collector is said to hang
@@ -75,6 +76,7 @@ class Collector:
         env: bytes,
         spec: RolloutSpec,
         n_slots: int,
+        native: bool,
         fresh: bool,
         sde_sample_freq: int,
         timeout: float,
@@ -91,6 +93,7 @@ class Collector:
             "policy": cloudpickle.dumps(policy_arguments),
             "spec": spec,
             "n_slots": n_slots,
+            "native": native,
             "fresh": fresh,
             "sde_sample_freq": sde_sample_freq,
             "env": env,

@@ -20,25 +20,35 @@ from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
 from sb3_flow.common.collection import bounded_actions
+from sb3_flow.common.native import NativeLoops
 
 # words that learner and collector share
 HEARTBEAT, CANCEL = 0, 1
 GRACE = 5.0  # seconds to end by itself, after the learner is gone
 
 
-RandomState = tuple[Any, Any, Any]
+RandomState = tuple[Any, Any, Any, Any]
 
 
-def random_state() -> RandomState:
-    """:return: states of the global generators of torch, NumPy and Python"""
-    return th.get_rng_state(), np.random.get_state(), random.getstate()
+def random_state(actions: np.random.Generator | None) -> RandomState:
+    """
+    :param actions: generator of native actions
+    :return: states of the global generators of torch, NumPy and Python, and of this one
+    """
+    of_actions = None if actions is None else actions.bit_generator.state
+    return th.get_rng_state(), np.random.get_state(), random.getstate(), of_actions
 
 
-def set_random_state(state: RandomState) -> None:
-    """:param state: what :func:`random_state` returned"""
+def set_random_state(state: RandomState, actions: np.random.Generator | None) -> None:
+    """
+    :param state: what :func:`random_state` returned
+    :param actions: generator of native actions
+    """
     th.set_rng_state(state[0])
     np.random.set_state(state[1])
     random.setstate(state[2])
+    if actions is not None and state[3] is not None:
+        actions.bit_generator.state = state[3]
 
 
 def no_learning(_: float) -> float:
@@ -111,6 +121,9 @@ class Worker:
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
         self.policy = policy_class(*arguments, no_learning, **kwargs)
         self.policy.set_training_mode(False)
+        # compiled loops, where the learner has them
+        self.native = NativeLoops(self.policy) if setup["native"] else None
+        self.generator = np.random.default_rng(0) if setup["native"] else None
         self.weights = PublishedWeights(self.policy, layout, block)
         self.spec = setup["spec"]
         self.rollouts = [Rollout(self.spec, layout, block, number) for number in range(setup["n_slots"])]
@@ -152,8 +165,9 @@ class Worker:
         """
         if isinstance(random, int):
             set_random_seed(random)
+            self.generator = self.generator and np.random.default_rng(random)
         else:
-            set_random_state(random)
+            set_random_state(random, self.generator)
         set_normalisers(self.env, statistics)
         if reset or self.observation is None:
             set_coming_reset(self.env, coming_reset)
@@ -170,7 +184,7 @@ class Worker:
         :param state: of the random generators, None to leave them
         """
         if state is not None:
-            set_random_state(state)
+            set_random_state(state, self.generator)
         rollout, infos = self.rollouts[number], []
         rollout.begin()
         version = self.weights.read()
@@ -186,8 +200,7 @@ class Worker:
                     self.policy.reset_noise(self.spec.n_envs)
             if self.policy.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                 self.policy.reset_noise(self.spec.n_envs)
-            with th.no_grad():
-                action_tensor, values, log_probs = self.policy(obs_as_tensor(self.observation, self.policy.device))
+            action_tensor, values, log_probs = self.act()
             actions = action_tensor.cpu().numpy()
             rollout.put_observation(step, self.observation)
             rollout.episode_starts[step], rollout.versions[step] = self.episode_starts, version
@@ -205,9 +218,17 @@ class Worker:
             "normalisers": normalisers(self.env),
             "waited": waited,
             "reward_dtype": rewards.dtype.str,
-            "random_state": None if state is None else random_state(),
+            "random_state": None if state is None else random_state(self.generator),
         }
         self.channel.send("rollout", number, found_out)
+
+    def act(self) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """:return: actions, values and log-probabilities of the replica"""
+        if self.native is not None:
+            assert self.generator is not None
+            return self.native.act(self.observation, self.generator)
+        with th.no_grad():
+            return self.policy(obs_as_tensor(self.observation, self.policy.device))
 
 
 def main(pipe: int, memory: int) -> None:

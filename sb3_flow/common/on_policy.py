@@ -128,7 +128,7 @@ class PolicyGradient(RolloutCollection):
 
     def _not_native(self) -> str | None:
         """:return: why the compiled loops do not cover this model, None if they do"""
-        if type(self).loss is not PolicyGradient.loss or type(self).train is not PolicyGradient.train:
+        if type(self).loss is not PolicyGradient.loss:
             return f"{type(self).__name__} has a loss of its own"
         if self.recompute_advantages == "minibatch":
             return "advantages are estimated again after each gradient step"
@@ -149,9 +149,13 @@ class PolicyGradient(RolloutCollection):
     def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         if self.native is None:
             return super()._act(env, obs_tensor, use_masking)
+        return *self.native.act(self._last_obs, self._generator_of_actions()), {}  # type: ignore[arg-type]
+
+    def _generator_of_actions(self) -> np.random.Generator:
+        """:return: of native actions"""
         if self._actions_generator is None:
             self._actions_generator = np.random.default_rng(np.random.randint(2**31))
-        return *self.native.act(self._last_obs, self._actions_generator), {}  # type: ignore[arg-type]
+        return self._actions_generator
 
     def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
         if self.native is None:
