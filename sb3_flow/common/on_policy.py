@@ -12,13 +12,14 @@ from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_minimum
+from sb3_flow.common.checks import check_choice, check_finite, check_minimum
 from sb3_flow.common.collection import RolloutCollection, stack_observations
 from sb3_flow.common.estimators import KINDS, Estimator
+from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native import NativeLearner, NativeLoops, not_covered
 from sb3_flow.common.reference import kl_divergence, make_reference
-from sb3_flow.common.rollouts import FinalObservation, Minibatch, give_estimates
+from sb3_flow.common.rollouts import AT_ONCE, FinalObservation, Minibatch, give_estimates
 from sb3_flow.kernels.objectives import describe_objective
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 
@@ -200,23 +201,29 @@ class PolicyGradient(RolloutCollection):
         """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
-        for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode):
-            loss, found = self.loss(minibatch, **clip)
-            metrics.append(found)
-            stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
-            if stop:
-                break
-            self.policy.optimizer.zero_grad()
-            loss.backward()
-            th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-            self.policy.optimizer.step()
-            if recompute:
-                self._estimate_again()
+        parameters = list(self.policy.parameters())
+        at_once = 0 if recompute else AT_ONCE
+        with unchecked_distributions(), FlatAdam(self.policy.optimizer) as optimizer:
+            for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
+                loss, found = self.loss(minibatch, **clip)
+                metrics.append(found)
+                stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
+                if stop:
+                    break
+                optimizer.zero_grad()
+                loss.backward()
+                th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+                optimizer.step()
+                if recompute:
+                    self._estimate_again()
         if not metrics:
             return {}, stop
         # metrics stay on the device until here
-        table = th.stack([th.stack(list(one.values())) for one in metrics]).double().cpu().numpy()
-        return dict(zip(metrics[0], table.T, strict=True)), stop
+        table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
+        columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
+        if "loss" in columns:  # of the steps that were taken
+            check_finite(f"Pass {self._n_updates + 1} over a rollout left", loss=columns["loss"][: len(metrics) - stop])
+        return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> NativeLearner:
         assert self.native is not None
@@ -271,7 +278,7 @@ class PolicyGradient(RolloutCollection):
         policy_loss = losses.mean()
         # without an entropy in closed form, by the samples
         entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))
-        loss = policy_loss + self.ent_coef * entropy_loss
+        loss = policy_loss + self.ent_coef * entropy_loss if self.ent_coef else policy_loss
         metrics = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
         if self.has_critic:
             metrics["value_loss"] = value_loss(rows(values), rows(data.returns), rows(data.old_values), clip_range_vf)
@@ -281,18 +288,20 @@ class PolicyGradient(RolloutCollection):
             loss = loss + self.kl_coef * metrics["kl_reference"]
         metrics["loss"] = loss
         with th.no_grad():
-            metrics["approx_kl"] = th.mean((ratio - 1) - log_ratio)
+            change = ratio - 1
+            metrics["approx_kl"] = th.mean(change - log_ratio)
             metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
-            clipped_ratio = th.exp(log_prob - proximal) if self.policy_loss == "decoupled" else ratio
+            if self.policy_loss == "decoupled":
+                change = th.exp(log_prob - proximal) - 1
             if sequences is not None:
                 sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
                 if self.policy_loss in ("gspo", "gspo_token"):
-                    clipped_ratio = sequence_ratio
+                    change = sequence_ratio - 1
                 metrics["sequence_ratio_mean"] = sequence_ratio.mean()
                 metrics["sequence_ratio_max"] = sequence_ratio.max()
             high = clip_range if clip_range_high is None else clip_range_high
-            outside = (clipped_ratio - 1 > high) | (1 - clipped_ratio > clip_range)
-            metrics["clip_fraction"] = outside.float().mean()
+            outside = change.abs() > high if high == clip_range else (change > high) | (change < -clip_range)
+            metrics["clip_fraction"] = outside.mean(dtype=th.float32)
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 
     @property

@@ -11,13 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_flow.common.estimators import Estimator
 
 # What SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
 FLATTENED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "action_masks")
+# Buffers whose samples are rows by themselves: many minibatches can be read at once
+ROW_BY_ROW = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+AT_ONCE = 8192
+"""Rows that are read from the buffer, and moved to the device, at a time; a bound of the memory that this takes."""
 RECURRENT_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 
@@ -184,12 +189,15 @@ class EstimatedRollouts(RolloutBuffer):
                 setattr(self, name, self.swap_and_flatten(array))
         self.generator_ready = True
 
-    def minibatches(self, batch_size: int | None, by_episode: bool = False) -> Iterator[Minibatch]:
+    def minibatches(
+        self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE
+    ) -> Iterator[Minibatch]:
         """
         One pass over the rollout, in the random order of SB3's (sb3-contrib's) ``get``.
 
         :param batch_size: rows of a minibatch, None for all; with ``by_episode`` at least that many
         :param by_episode: keep the rows of an episode together and number the episodes
+        :param at_once: rows that are read at a time; 0: each minibatch when it is its turn, for a buffer that changes between
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
         self.prepare()
@@ -197,8 +205,31 @@ class EstimatedRollouts(RolloutBuffer):
         if self.is_recurrent:
             yield from self._sequences(batch_size or total)
             return
-        for rows, segments in self.batches_of_rows(batch_size, by_episode):
-            minibatch = self._minibatch(rows)
+        if not any(type(self)._get_samples is known._get_samples for known in ROW_BY_ROW):
+            at_once = 0  # a user's samples may depend on what else is in the minibatch
+        waiting: list[tuple[np.ndarray, np.ndarray | None]] = []
+        n_rows = 0
+        for batch in self.batches_of_rows(batch_size, by_episode):
+            if waiting and n_rows + len(batch[0]) > at_once:
+                yield from self._read(waiting)
+                waiting, n_rows = [], 0
+            waiting.append(batch)
+            n_rows += len(batch[0])
+        yield from self._read(waiting)
+
+    def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
+        """
+        :param batches: of :meth:`batches_of_rows`
+        :return: their minibatches, out of one read of the buffer
+        """
+        if not batches:
+            return
+        together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
+        sizes = [len(rows) for rows, _ in batches]
+        proximal = together.proximal_log_prob
+        proximals = [None] * len(sizes) if proximal is None else proximal.split(sizes)
+        for data, (_, segments), proximal in zip(split_samples(together.data, sizes), batches, proximals, strict=True):
+            minibatch = Minibatch(data=data, proximal_log_prob=proximal)
             if segments is not None:
                 minibatch.segments = th.as_tensor(segments, device=self.device)
                 minibatch.n_segments = int(segments[-1]) + 1
@@ -279,6 +310,30 @@ class EstimatedRollouts(RolloutBuffer):
             return
         for start in range(0, total, batch_size):
             yield self._minibatch(np.arange(start, min(start + batch_size, total)))
+
+
+def split_samples(samples: Any, sizes: list[int]) -> Iterator[Any]:
+    """
+    :param samples: SB3's or sb3-contrib's named tuple of columns
+    :param sizes: rows of each part
+    :return: the parts, of the same type; views, except where memory is not aligned as that of a tensor of its own, on which
+        the last bit of a matrix product depends
+    """
+    if len(sizes) == 1:
+        yield samples
+        return
+
+    def split(column: th.Tensor) -> list[th.Tensor]:
+        return [part if part.data_ptr() % 64 == 0 else part.clone() for part in column.split(sizes)]
+
+    columns = []
+    for column in samples:
+        if isinstance(column, dict):
+            parts = zip(*(split(one) for one in column.values()), strict=True)
+            columns.append([dict(zip(column, part, strict=True)) for part in parts])
+        else:
+            columns.append(split(column))
+    yield from map(type(samples), *columns)
 
 
 @cache
