@@ -1,6 +1,6 @@
 """Gradient steps with less around them: Adam on flat vectors, distributions that do not look at their arguments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch as th
@@ -36,34 +36,41 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
 
 class FlatAdam:
     """
-    The steps of an optimizer. Those of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken with
-    its moments in two flat vectors: same numbers to the last bit, in a handful of operations instead of as many for each
-    parameter. All other steps are the optimizer's own.
+    Clipped steps of an optimizer. Those of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken
+    on flat vectors: same numbers to the last bit, in a handful of operations instead of as many for each parameter. All other
+    steps are the optimizer's own.
 
-    :param optimizer: its state is up to date when the context ends
+    :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
+    :param parameters: what gradients are clipped of; usually the optimizer's
+    :param max_grad_norm: largest norm of all gradients together
     """
 
-    def __init__(self, optimizer: th.optim.Optimizer):
+    def __init__(self, optimizer: th.optim.Optimizer, parameters: Iterable[th.Tensor], max_grad_norm: float):
         self.optimizer, self.group = optimizer, optimizer.param_groups[0]
-        self.parameters: list[th.Tensor] = self.group["params"]
+        self.parameters, self.max_grad_norm = list(parameters), max_grad_norm
         self.states = [optimizer.state[one] for one in self.parameters if optimizer.state.get(one)]
         steps = {float(state["step"]) for state in self.states} if has_plain_steps(optimizer) else set()
-        self.flat = len(steps) == 1 and len(self.states) == len(self.parameters)
+        mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
+        self.flat = mine and len(steps) == 1 and len(self.states) == len(self.parameters)
         if self.flat:
             self.steps = steps.pop()
             self.sizes = [one.numel() for one in self.parameters]
-            self.exp_avg, self.exp_avg_sq = (self._joined(name) for name in ("exp_avg", "exp_avg_sq"))
-            self.rows = [one.detach().view(-1) for one in self.parameters]
+            self.exp_avg, self.exp_avg_sq = (
+                th.cat([state[name].flatten() for state in self.states]) for name in ("exp_avg", "exp_avg_sq")
+            )
             self.exp_avgs = self.exp_avg.split(self.sizes)
+            self.rows = [one.detach().view(-1) for one in self.parameters]
+            self.gradient: th.Tensor | None = None
 
     def __enter__(self) -> "FlatAdam":
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.flat and self.gradient is not None:
+            for parameter, clipped in zip(self.parameters, self.gradient.split(self.sizes), strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(clipped.view_as(parameter))
         self.finish()
-
-    def _joined(self, name: str) -> th.Tensor:
-        return th.cat([state[name].flatten() for state in self.states])
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -73,16 +80,22 @@ class FlatAdam:
         else:
             self.optimizer.zero_grad()
 
-    @th.no_grad()
     def step(self) -> None:
-        """Take a step along the present gradients; one that leaves parameters out is the optimizer's own, as all later."""
-        gradients = [one.grad for one in self.parameters]
-        if not self.flat or any(one is None for one in gradients):
-            self.finish()
-            with th.enable_grad():
-                self.optimizer.step()
+        """Clip and go along the present gradients. Once one leaves parameters out, this and all later are the optimizer's."""
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        if self.flat and len(gradients) == len(self.parameters):
+            self._step(gradients)
             return
-        gradient = th.cat([one.flatten() for one in gradients])  # type: ignore[union-attr]
+        self.finish()
+        th.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self.optimizer.step()
+
+    @th.no_grad()
+    def _step(self, gradients: list[th.Tensor]) -> None:
+        # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
+        norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
+        gradient = th.cat([one.flatten() for one in gradients])
+        gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         beta1, beta2 = self.group["betas"]
         self.steps += 1
         self.exp_avg.lerp_(gradient, 1 - beta1)
@@ -90,13 +103,15 @@ class FlatAdam:
         scale = (self.exp_avg_sq.sqrt() / (1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
         step_size = self.group["lr"] / (1 - beta1**self.steps)
         th._foreach_addcdiv_(self.rows, self.exp_avgs, scale.split(self.sizes), -step_size)
+        self.gradient = gradient
 
     def finish(self) -> None:
-        """Give the optimizer its state back. Further steps are its own."""
-        if self.flat:
-            self.flat = False
-            squares = self.exp_avg_sq.split(self.sizes)
-            for state, exp_avg, exp_avg_sq in zip(self.states, self.exp_avgs, squares, strict=True):
-                state["exp_avg"].copy_(exp_avg.view_as(state["exp_avg"]))
-                state["exp_avg_sq"].copy_(exp_avg_sq.view_as(state["exp_avg_sq"]))
-                state["step"].fill_(self.steps)
+        """Give the optimizer its state back, from which on steps are its own."""
+        if not self.flat:
+            return
+        self.flat = False
+        squares = self.exp_avg_sq.split(self.sizes)
+        for state, exp_avg, exp_avg_sq in zip(self.states, self.exp_avgs, squares, strict=True):
+            state["exp_avg"].copy_(exp_avg.view_as(state["exp_avg"]))
+            state["exp_avg_sq"].copy_(exp_avg_sq.view_as(state["exp_avg_sq"]))
+            state["step"].fill_(self.steps)

@@ -201,19 +201,18 @@ class PolicyGradient(RolloutCollection):
         """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
-        parameters = list(self.policy.parameters())
+        steps = FlatAdam(self.policy.optimizer, self.policy.parameters(), self.max_grad_norm)
         at_once = 0 if recompute else AT_ONCE
-        with unchecked_distributions(), FlatAdam(self.policy.optimizer) as optimizer:
+        with unchecked_distributions(), steps:
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
                 stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
                 if stop:
                     break
-                optimizer.zero_grad()
+                steps.zero_grad()
                 loss.backward()
-                th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-                optimizer.step()
+                steps.step()
                 if recompute:
                     self._estimate_again()
         if not metrics:

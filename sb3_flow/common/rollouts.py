@@ -189,9 +189,7 @@ class EstimatedRollouts(RolloutBuffer):
                 setattr(self, name, self.swap_and_flatten(array))
         self.generator_ready = True
 
-    def minibatches(
-        self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE
-    ) -> Iterator[Minibatch]:
+    def minibatches(self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE) -> Iterator[Minibatch]:
         """
         One pass over the rollout, in the random order of SB3's (sb3-contrib's) ``get``.
 
@@ -326,7 +324,7 @@ def split_samples(samples: Any, sizes: list[int]) -> Iterator[Any]:
     def split(column: th.Tensor) -> list[th.Tensor]:
         return [part if part.data_ptr() % 64 == 0 else part.clone() for part in column.split(sizes)]
 
-    columns = []
+    columns: list[Any] = []
     for column in samples:
         if isinstance(column, dict):
             parts = zip(*(split(one) for one in column.values()), strict=True)

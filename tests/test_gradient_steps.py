@@ -1,0 +1,122 @@
+"""The steps of the torch backend, and the minibatches they take, are torch's and SB3's to the last bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from on_policy import ACTION_SPACES, DICT, walks
+from stable_baselines3.common.buffers import RolloutBuffer
+from torch.distributions import Distribution
+
+from sb3_flow import PPO, MaskablePPO
+from sb3_flow.common.gradient_steps import FlatAdam
+
+SHAPES = [(5, 3), (5,), (7, 5), (7,), (1, 7), (1,)]
+SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 2, "seed": 3, "device": "cpu"}
+
+
+class Stock:
+    """What SB3's ``train`` does."""
+
+    def __init__(self, optimizer: th.optim.Optimizer, parameters: list[th.Tensor], max_grad_norm: float):
+        self.optimizer, self.parameters, self.max_grad_norm = optimizer, parameters, max_grad_norm
+
+    def step(self) -> None:
+        th.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self.optimizer.step()
+
+    zero_grad = finish = lambda self: self.optimizer.zero_grad()
+
+
+def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: Any) -> tuple[list, dict, bool]:
+    """:return: parameters and the optimizer's state after three uses of 20 steps, and whether the last one was flat"""
+    generator = th.Generator().manual_seed(0)
+    parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
+    optimizer = optimizer_class(parameters, lr=3e-3, **options)
+    flat = False
+    for use in range(3):
+        steps = kind(optimizer, parameters, 0.5)
+        for number in range(20):
+            flat = getattr(steps, "flat", False)
+            steps.zero_grad()
+            for parameter in parameters:
+                parameter.grad = th.randn(parameter.shape, generator=generator) * 0.1 * (number % 4)
+            if left_out and use == 1 and number == 10:
+                parameters[2].grad = None
+            steps.step()
+        if isinstance(steps, FlatAdam):
+            steps.finish()
+    return parameters, optimizer.state_dict()["state"], flat
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options", "expected"),
+    [
+        (th.optim.Adam, {"eps": 1e-5}, True),
+        (th.optim.Adam, {"weight_decay": 0.1}, False),
+        (th.optim.AdamW, {}, False),
+        (th.optim.RMSprop, {}, False),
+    ],
+)
+@pytest.mark.parametrize("left_out", [False, True])
+def test_steps_are_torchs(optimizer_class: Any, options: dict[str, Any], expected: bool, left_out: bool) -> None:
+    mine, state, flat = stepped(FlatAdam, optimizer_class, left_out, **options)
+    theirs, original, _ = stepped(Stock, optimizer_class, left_out, **options)
+    assert flat == (expected and not left_out)  # once their numbers of steps differ, it is the optimizer's own
+    for a, b in zip(mine, theirs, strict=True):
+        assert th.equal(a, b)
+    for number, of_parameter in original.items():
+        assert all(th.equal(value, state[number][name]) for name, value in of_parameter.items())
+
+
+def test_gradients_are_left_clipped() -> None:
+    parameter = th.ones(3, requires_grad=True)
+    optimizer = th.optim.Adam([parameter])
+    for _ in range(2):
+        with FlatAdam(optimizer, [parameter], 0.5) as steps:
+            parameter.grad = th.ones(3)
+            steps.step()
+        assert float(parameter.grad.norm()) == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, MaskablePPO])
+@pytest.mark.parametrize("by_episode", [False, True])
+def test_minibatches_read_together_are_those_read_one_by_one(algorithm: Any, by_episode: bool) -> None:
+    model = algorithm("MultiInputPolicy", walks(3, ACTION_SPACES["discrete"], DICT), **SMALL, policy_loss="decoupled").learn(1)
+    found = []
+    for at_once in (0, 60, 8192):
+        np.random.seed(0)
+        found.append(list(model.rollout_buffer.minibatches(10, by_episode, at_once)))
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            assert type(one.data) is type(other.data) and one.n_segments == other.n_segments
+            assert th.equal(one.proximal_log_prob, other.proximal_log_prob)
+            assert one.segments is None or th.equal(one.segments, other.segments)
+            for name, column in one.data._asdict().items():
+                parts, others_parts = (
+                    list(x.values()) if isinstance(x, dict) else [x] for x in (column, getattr(other.data, name))
+                )
+                for a, b in zip(parts, others_parts, strict=True):
+                    assert th.equal(a, b) and a.dtype == b.dtype and b.data_ptr() % 64 == 0
+
+
+def test_samples_of_a_users_buffer_are_taken_one_minibatch_at_a_time() -> None:
+    sizes = []
+
+    class Own(RolloutBuffer):
+        def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
+            sizes.append(len(batch_inds))
+            return super()._get_samples(batch_inds, env)
+
+    PPO("MlpPolicy", walks(3, ACTION_SPACES["box"]), rollout_buffer_class=Own, **SMALL).learn(1)
+    assert sizes == [24] * 8
+
+
+def test_numbers_that_are_not_finite_end_the_training() -> None:
+    """torch's distributions, which would notice, do not look during the update."""
+    model = PPO("MlpPolicy", walks(3, ACTION_SPACES["box"]), **SMALL, backend="torch").learn(1)
+    model.rollout_buffer.returns[5] = np.nan
+    with pytest.raises(FloatingPointError, match="left numbers that are not finite: loss"):
+        model.train()
+    assert Distribution._validate_args
