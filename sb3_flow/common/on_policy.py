@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_finite, check_minimum
+from sb3_flow.common.checks import check_choice, check_minimum
 from sb3_flow.common.collection import RolloutCollection, stack_observations
 from sb3_flow.common.estimators import KINDS, Estimator
 from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
@@ -220,8 +220,8 @@ class PolicyGradient(RolloutCollection):
         # metrics stay on the device until here
         table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
         columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
-        if "loss" in columns:  # of the steps that were taken
-            check_finite(f"Pass {self._n_updates + 1} over a rollout left", loss=columns["loss"][: len(metrics) - stop])
+        if np.isnan(columns.get("loss", np.zeros(1))[: len(metrics) - stop]).any():
+            raise FloatingPointError(f"Pass {self._n_updates + 1} over a rollout has a loss that is not a number.")
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> NativeLearner:

@@ -16,6 +16,7 @@ from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, Rec
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_flow.common.estimators import Estimator
+from sb3_flow.common.minibatches import Minibatch
 
 # What SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
 FLATTENED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "action_masks")
@@ -24,25 +25,6 @@ ROW_BY_ROW = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableD
 AT_ONCE = 8192
 """Rows that are read from the buffer, and moved to the device, at a time; a bound of the memory that this takes."""
 RECURRENT_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
-
-
-@dataclass
-class Minibatch:
-    """
-    One minibatch of a rollout.
-
-    :param data: SB3's or sb3-contrib's samples
-    :param mask: rows that count, bool ``(B,)``; None if all do
-    :param segments: the episode of each row within the minibatch, int64 ``(B,)``; only where sequences are asked for
-    :param n_segments: number of these episodes
-    :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; only if it is known
-    """
-
-    data: Any
-    mask: th.Tensor | None = None
-    segments: th.Tensor | None = None
-    n_segments: int = 0
-    proximal_log_prob: th.Tensor | None = None
 
 
 @dataclass
@@ -213,21 +195,16 @@ class EstimatedRollouts(RolloutBuffer):
                 waiting, n_rows = [], 0
             waiting.append(batch)
             n_rows += len(batch[0])
-        yield from self._read(waiting)
+        if waiting:
+            yield from self._read(waiting)
 
     def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
         """
         :param batches: of :meth:`batches_of_rows`
         :return: their minibatches, out of one read of the buffer
         """
-        if not batches:
-            return
         together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
-        sizes = [len(rows) for rows, _ in batches]
-        proximal = together.proximal_log_prob
-        proximals = [None] * len(sizes) if proximal is None else proximal.split(sizes)
-        for data, (_, segments), proximal in zip(split_samples(together.data, sizes), batches, proximals, strict=True):
-            minibatch = Minibatch(data=data, proximal_log_prob=proximal)
+        for minibatch, (_, segments) in zip(together.split([len(rows) for rows, _ in batches]), batches, strict=True):
             if segments is not None:
                 minibatch.segments = th.as_tensor(segments, device=self.device)
                 minibatch.n_segments = int(segments[-1]) + 1
@@ -308,30 +285,6 @@ class EstimatedRollouts(RolloutBuffer):
             return
         for start in range(0, total, batch_size):
             yield self._minibatch(np.arange(start, min(start + batch_size, total)))
-
-
-def split_samples(samples: Any, sizes: list[int]) -> Iterator[Any]:
-    """
-    :param samples: SB3's or sb3-contrib's named tuple of columns
-    :param sizes: rows of each part
-    :return: the parts, of the same type; views, except where memory is not aligned as that of a tensor of its own, on which
-        the last bit of a matrix product depends
-    """
-    if len(sizes) == 1:
-        yield samples
-        return
-
-    def split(column: th.Tensor) -> list[th.Tensor]:
-        return [part if part.data_ptr() % 64 == 0 else part.clone() for part in column.split(sizes)]
-
-    columns: list[Any] = []
-    for column in samples:
-        if isinstance(column, dict):
-            parts = zip(*(split(one) for one in column.values()), strict=True)
-            columns.append([dict(zip(column, part, strict=True)) for part in parts])
-        else:
-            columns.append(split(column))
-    yield from map(type(samples), *columns)
 
 
 @cache
