@@ -8,7 +8,16 @@ import torch as th
 from native import ACTIONS, TorchUpdate, describe, flat, in_float64, make_policy, make_rollout, reference_of
 from torch import nn
 
-from sb3_flow.kernels import METRICS, Adam, describe_objective, policy_forward, policy_outputs, policy_values, ppo_epoch
+from sb3_flow.kernels import (
+    METRICS,
+    Adam,
+    describe_objective,
+    policy_evaluate,
+    policy_forward,
+    policy_outputs,
+    policy_values,
+    ppo_epoch,
+)
 from sb3_flow.kernels.adam import adam_step, clip_norm
 from sb3_flow.kernels.mlp import _activate
 from sb3_flow.kernels.networks import TANH
@@ -289,6 +298,9 @@ def test_forward_is_torchs(actions, dtype):
             np.testing.assert_allclose(values, their_values.flatten(), rtol=tolerance, atol=tolerance)
             np.testing.assert_allclose(log_probs, their_log_probs, rtol=tolerance, atol=tolerance)
             np.testing.assert_array_equal(values, policy_values(network, params, observations.numpy()))
+            values, log_probs = policy_evaluate(network, params, observations.numpy(), found)
+            np.testing.assert_allclose(values, their_values.flatten(), rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(log_probs, their_log_probs, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(found, likeliest, rtol=tolerance, atol=tolerance)
         outputs = policy.action_net(policy.mlp_extractor.forward_actor(observations)).detach()
         ours = policy_outputs(network, params, observations.numpy())

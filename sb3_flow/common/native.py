@@ -16,7 +16,7 @@ from sb3_flow.common.rollouts import EstimatedRollouts
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
 from sb3_flow.kernels.objectives import Adam, Objective
 from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
-from sb3_flow.kernels.policy_update import METRICS, ppo_epoch
+from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
 
 DISTRIBUTIONS = {
     distributions.CategoricalDistribution: CATEGORICAL,
@@ -120,6 +120,15 @@ class NativeLoops:
         """:return: values, shape ``(B, 1)``"""
         return th.from_numpy(policy_values(self.network, self.parameters, features(self.policy, observations)))[:, None]
 
+    def evaluate(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
+        """:return: present values and log-probabilities of a rollout, flat as the buffer is"""
+        rollout.prepare()
+        return policy_evaluate(self.network, self.parameters, *self._inputs(rollout))
+
+    def _inputs(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
+        actions = rollout.actions.reshape(len(rollout.actions), -1)
+        return features(self.policy, rollout.observations), actions.astype(np.float32, copy=False)
+
     def learner(
         self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
     ) -> "NativeLearner":
@@ -147,9 +156,10 @@ class NativeLearner:
         group = loops.policy.optimizer.param_groups[0]
         beta1, beta2 = map(float, group["betas"])
         self.adam = Adam(float(group["lr"]), float(max_grad_norm), beta1, beta2, float(group["eps"]))
+        observations, actions = loops._inputs(rollout)
         self.fixed: dict[str, Any] = {
-            "observations": features(loops.policy, rollout.observations),
-            "actions": rollout.actions.reshape(len(rollout.actions), -1).astype(np.float32),
+            "observations": observations,
+            "actions": actions,
             "old_log_probs": rollout.log_probs.ravel(),
             "old_values": rollout.values.ravel(),
             "proximal_log_probs": rollout.proximal_log_probs,

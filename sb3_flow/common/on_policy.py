@@ -338,6 +338,8 @@ class PolicyGradient(RolloutCollection):
     @th.no_grad()
     def _look_again(self) -> tuple[np.ndarray, np.ndarray]:
         """:return: present values and log-probabilities of the rollout, flat as the buffer is"""
+        if self.native is not None:
+            return self.native.evaluate(self.rollout_buffer)
         self.policy.set_training_mode(False)
         values, log_probs = [], []
         for minibatch in self.rollout_buffer.in_order():

@@ -10,7 +10,7 @@ from sb3_flow.kernels.groups import (
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
 from sb3_flow.kernels.objectives import Adam, Objective, describe_objective
 from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
-from sb3_flow.kernels.policy_update import METRICS, ppo_epoch
+from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
 from sb3_flow.kernels.ratios import apply_gspo_clipping, compute_gspo_importance_ratios, compute_ppo_surrogate
 from sb3_flow.kernels.rewards import (
     auto_scale_rewards,
@@ -51,6 +51,7 @@ __all__ = [
     "describe_objective",
     "exponential_moving_average",
     "normalize_rewards",
+    "policy_evaluate",
     "policy_forward",
     "policy_outputs",
     "policy_values",

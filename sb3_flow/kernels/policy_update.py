@@ -143,14 +143,40 @@ def ppo_epoch(
         raise ValueError(f"`starts` must ascend between 0 and {len(order)}, but {starts} was given.")
     if in_sequences and len(segments) and (segments.min() < 0 or segments.max() >= sizes.max()):
         raise ValueError("`segments` must be numbered from 0 in every minibatch.")
-    if network.distribution == CATEGORICAL and n:
-        choices = rollout.actions
-        if not ((choices >= 0) & (choices < network.components)).all():
-            raise ValueError(f"`actions` must be at least 0 and below {network.components}.")
+    _check_choices(network, rollout.actions)
     metrics = np.full((len(sizes), len(METRICS)), np.nan)
     state = params, grad, exp_avg, exp_avg_sq
     done, step, stopped = _epoch(network, objective, adam, *state, step, order, starts, segments, rollout, metrics)
     return metrics[:done], step, stopped
+
+
+def _check_choices(network: Network, actions: np.ndarray) -> None:
+    if network.distribution == CATEGORICAL and not ((actions >= 0) & (actions < network.components)).all():
+        raise ValueError(f"`actions` must be at least 0 and below {network.components}.")
+
+
+def policy_evaluate(
+    network: Network, params: np.ndarray, observations: np.ndarray, actions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    :param network: of :func:`describe_network`
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :param actions: shape ``(n, parts)``, likewise
+    :return: values, 0 without a critic, and log-probabilities of the actions, both of shape ``(n,)``
+    :raises ValueError: if shapes do not fit
+    """
+    n, dtype = len(observations), params.dtype
+    expected = {"params": (network.size,), "observations": (n, int(network.actor[0, 2]))}
+    expected["actions"] = n, len(network.components)
+    for name, array in (("params", params), ("observations", observations), ("actions", actions)):
+        if array.shape != expected[name]:
+            raise ValueError(f"`{name}` must have shape {expected[name]}, but {array.shape} was given.")
+    observations, actions = np.ascontiguousarray(observations, dtype), np.ascontiguousarray(actions, dtype)
+    _check_choices(network, actions)
+    row, rows = np.empty(0, dtype), np.empty((0, 0), dtype)
+    rollout = Rollout(observations, actions, row, row, row, row, row, rows, row)
+    return _evaluate(network, params, rollout)
 
 
 class Workspace(NamedTuple):
@@ -289,6 +315,20 @@ def _learn(network, params, grad, n, vf_coef, work, std_grad, last_of_actor, las
             for c in range(count, columns):
                 d[c] = zero
             backward(params, network.critic, network.activation, x, 0, last_of_critic, columns, grad, d, 0, work.other_at)
+
+
+@compiled()
+def _evaluate(network, params, rollout):  # type: ignore[no-untyped-def]
+    n = len(rollout.observations)
+    order, work = np.arange(n), _workspace(network, params, np.array([0, min(n, BLOCK)]))
+    values, log_probs, unused = np.zeros(n, params.dtype), np.empty(n, params.dtype), np.zeros_like(params)
+    for start in range(0, n, BLOCK):
+        count = min(BLOCK, n - start)
+        _look(network, params, rollout, order, start, count, 0.0, 0.0, work, unused)
+        log_probs[start : start + count] = work.rows[_LOG_PROBS, :count]
+        if len(network.critic):
+            values[start : start + count] = work.rows[_VALUES, :count]
+    return values, log_probs
 
 
 @compiled()
