@@ -214,6 +214,7 @@ class AsyncPPO(PPO):
         assert collector is not None
         ahead = {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
+        needed = max(needed, 1 - consuming)  # whatever a callback did to the counters, what is waited for is asked for
         while len(collector.outstanding) - consuming < min(ahead, needed):
             collector.weights.write(self.policy_version)
             collector.request(self._random_state() if self.mode == "sync" else None)
