@@ -43,8 +43,13 @@ def processes() -> dict[int, int]:
 
 
 def children(pid: int) -> set[int]:
-    """:return: processes that were started by this one"""
-    return {child for child, parent in processes().items() if parent == pid}
+    """:return: processes that were started by this one, but for the helpers that Python's multiprocessing leaves behind"""
+    found = set()
+    for child in [child for child, parent in processes().items() if parent == pid]:
+        with contextlib.suppress(OSError):
+            if b"from multiprocessing." not in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    return found
 
 
 def shared_blocks(pid: int | str = "self") -> int:

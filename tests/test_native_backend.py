@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import stable_baselines3
 import torch as th
+from gymnasium import spaces
 from on_policy import ACTION_SPACES, DICT, IMAGE, Recorder, assert_same_weights, learned, walks
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -183,7 +184,7 @@ class OwnLoss(PPO):
     [
         ({"use_sde": True}, "StateDependentNoiseDistribution"),
         ({"policy": "CnnPolicy", "space": IMAGE}, "NatureCNN"),
-        ({"policy": "MultiInputPolicy", "space": DICT}, "CombinedExtractor"),
+        ({"policy": "MultiInputPolicy", "space": spaces.Dict({**DICT.spaces, "image": IMAGE})}, "CombinedExtractor"),
         ({"policy_kwargs": {"features_extractor_class": OwnExtractor}}, "OwnExtractor"),
         ({"policy_kwargs": {"activation_fn": th.nn.ELU}}, "ELU"),
         ({"policy_kwargs": {"optimizer_class": th.optim.SGD}}, "SGD"),
@@ -203,9 +204,12 @@ def test_what_is_not_covered_falls_back_and_says_so(kwargs: dict[str, Any], reas
     model.learn(64)
 
 
-@pytest.mark.parametrize("space", ["discrete", "multi_discrete", "multi_binary"])
-def test_observations_that_are_encoded(space: str) -> None:
-    model = PPO("MlpPolicy", walks(2, ACTION_SPACES["discrete"], ACTION_SPACES[space]), backend="native", **SMALL)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("space", ["discrete", "multi_discrete", "multi_binary", "dict"])
+def test_observations_that_are_encoded(space: str, shared: bool) -> None:
+    policy = "MultiInputPolicy" if space == "dict" else "MlpPolicy"
+    env = walks(2, ACTION_SPACES["discrete"], {**ACTION_SPACES, "dict": DICT}[space])
+    model = PPO(policy, env, backend="native", policy_kwargs={"share_features_extractor": shared}, **SMALL)
     observations = model.env.reset()
     acted, values, _ = model.native.act(observations, np.random.default_rng(0))
     tensor, _ = model.policy.obs_to_tensor(observations)

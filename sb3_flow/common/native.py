@@ -8,7 +8,8 @@ from gymnasium import spaces
 from stable_baselines3.common import distributions
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_action_dim, is_image_space
-from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_flow.common.flat import FlatParameters
@@ -39,7 +40,7 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
         return f"{type(policy).__name__} computes in its own way"
     if policy.device.type != "cpu":
         return f"it is on {policy.device}"
-    if isinstance(space, spaces.Dict) or is_image_space(space) or type(policy.features_extractor) is not FlattenExtractor:
+    if is_image_space(space) or not _only_flattens(policy.features_extractor):
         return f"of its features extractor {type(policy.features_extractor).__name__} of {type(space).__name__} observations"
     if type(policy.action_dist) not in DISTRIBUTIONS:
         return f"of its distribution {type(policy.action_dist).__name__}"
@@ -55,7 +56,12 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
     return None
 
 
-def features(policy: ActorCriticPolicy, observations: np.ndarray) -> np.ndarray:
+def _only_flattens(extractor: nn.Module) -> bool:
+    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]  # type: ignore[operator]
+    return all(type(one) in (FlattenExtractor, nn.Flatten) for one in parts)
+
+
+def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
     """
     :param policy: a covered policy
     :param observations: a batch as the environment gives it
@@ -63,8 +69,10 @@ def features(policy: ActorCriticPolicy, observations: np.ndarray) -> np.ndarray:
     """
     if isinstance(policy.observation_space, spaces.Box):
         return np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), -1)
+    tensors = obs_as_tensor(observations, policy.device)
     with th.no_grad():
-        return policy.extract_features(th.as_tensor(observations)).numpy()  # type: ignore[union-attr]
+        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)  # type: ignore[arg-type]
+    return np.ascontiguousarray(found.numpy(), dtype=np.float32)
 
 
 class NativeLoops:
@@ -104,7 +112,7 @@ class NativeLoops:
         self.action_dtype = np.float32 if isinstance(space, (spaces.Box, spaces.MultiBinary)) else np.int64
         self.flat.link()
 
-    def act(self, observations: np.ndarray, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+    def act(self, observations: Any, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
         :param observations: a batch as the environment gives it
         :param generator: of the actions
@@ -116,7 +124,7 @@ class NativeLoops:
         shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)  # type: ignore[misc]
         return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
 
-    def values(self, observations: np.ndarray) -> th.Tensor:
+    def values(self, observations: Any) -> th.Tensor:
         """:return: values, shape ``(B, 1)``"""
         return th.from_numpy(policy_values(self.network, self.parameters, features(self.policy, observations)))[:, None]
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import TensorDict
@@ -134,7 +134,7 @@ class PolicyGradient(RolloutCollection):
         if self.recompute_advantages == "minibatch":
             return "advantages are estimated again after each gradient step"
         reason = not_covered(self.policy)
-        if reason is None and self.rollout_buffer_class is not RolloutBuffer:
+        if reason is None and self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
             return f"{self.rollout_buffer_class.__name__} may sample in its own way"  # type: ignore[union-attr]
         return reason
 
