@@ -25,11 +25,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--n-epochs", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=12, help="rollouts in a timed run")
+    parser.add_argument("--backend", default="auto", choices=("auto", "torch", "native"))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
 
     th.set_num_threads(1)
     settings = {"n_steps": arguments.n_steps, "batch_size": arguments.batch_size, "n_epochs": arguments.n_epochs}
+    settings["backend"] = arguments.backend
     candidates = {
         "PPO, GAE": (PPO, {}),
         "PPO, V-trace": (PPO, {"advantage": "vtrace"}),

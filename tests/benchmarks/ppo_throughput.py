@@ -46,6 +46,7 @@ else:
         from sb3_flow import AsyncPPO as PPO
     else:
         from sb3_flow import PPO
+    if name.startswith("ours"):
         settings["backend"] = "torch" if name == "ours, torch" else "native"
     if name != "SBX":
         import torch
