@@ -356,7 +356,7 @@ def test_a_hanging_collector_is_named() -> None:
 
 SCRIPT = """
 # no `if __name__ == "__main__"`: the collector does not import this file
-import os, sys
+import os, signal, sys
 import gymnasium as gym
 import numpy as np
 from async_environments import Clock, clocks
@@ -369,6 +369,7 @@ def tell(local, _):
     print("learning", local["self"]._collector.pid, flush=True)
     return True
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 model = AsyncPPO("MlpPolicy", Named(Clock(sleep=1e-3)), n_steps=64, n_epochs=1, seed=0, device="cpu")
 try:
     model.learn(10**6, callback=tell)
@@ -385,6 +386,8 @@ def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) ->
     learner = subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     )
+    watchdog = threading.Timer(120.0, learner.kill)  # a failure, not a hang
+    watchdog.start()
     try:
         assert learner.stdout is not None
         first = int(learner.stdout.readline().split()[1])
@@ -398,6 +401,7 @@ def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) ->
         learner.wait()
         assert gone(second)
     finally:
+        watchdog.cancel()
         learner.kill()
         learner.wait()
 
