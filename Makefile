@@ -20,10 +20,13 @@ demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and
 	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
 
 test: $(FETCHED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs, and ours
-	$(MAKE) --jobs 2 --output-sync=target unit $(SEATS:%=seat-%)
+	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z $(SEATS:%=seat-%)
 
 unit: $(INSTALLED)  ## our own tests alone
 	$(ENVIRONMENT) $(BIN)/python -m pytest
+
+unit-%: $(INSTALLED)  ## those of our test files whose names begin with these letters
+	$(ENVIRONMENT) $(BIN)/python -m pytest tests/test_[$*]*.py
 
 suite: $(FETCHED)  ## the suites of SB3 and sb3-contrib alone
 	$(MAKE) --jobs 2 --output-sync=target $(SEATS:%=seat-%)
