@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_flow.common.flat import FlatParameters
+from sb3_flow.common.gradient_steps import has_plain_steps
 from sb3_flow.common.rollouts import EstimatedRollouts
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
 from sb3_flow.kernels.objectives import Adam, Objective
@@ -48,11 +49,10 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
         return f"of its networks ({policy.activation_fn.__name__})"
     if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1:
         return f"of its optimizer {type(optimizer).__name__}"
-    group = optimizer.param_groups[0]
-    if group["amsgrad"] or group["maximize"] or group["weight_decay"] or isinstance(group["lr"], th.Tensor):
-        return "of its optimizer's options"
     if any(parameter.dtype != th.float32 or not parameter.requires_grad for parameter in policy.parameters()):
         return "of parameters that are frozen or not float32"
+    if not has_plain_steps(optimizer):
+        return "of its optimizer's options"
     return None
 
 
