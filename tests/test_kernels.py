@@ -225,3 +225,27 @@ def test_threads_do_not_change_the_kernels(monkeypatch, batch):
         th.set_num_threads(before)
     for result in results[1:]:
         assert all(th.equal(a, b) for a, b in zip(results[0], result, strict=True))
+
+
+@pytest.mark.parametrize("size", [8, 16, 17, 40])
+def test_places_in_memory_do_not_change_the_kernels(size):
+    """A loop that asks at run time whether its arrays are apart sums in another order where they lie close together."""
+    members, batch, generator = 2, 5, th.Generator().manual_seed(3)
+    z, bias, grad = (members, batch, size), (members, size), (members, batch, size)
+    shares, statistics = (members, kernels.n_blocks(batch), size), (2, members, batch)
+    cases = {
+        kernels.gelu_forward: [z, bias, grad],
+        kernels.gelu_backward: [z, bias, grad, (1, *shares)],
+        kernels.gelu_layer_norm_forward: [z, bias, bias, bias, grad, statistics],
+        kernels.gelu_layer_norm_backward: [z, bias, bias, statistics, grad, (3, *shares)],
+    }
+    for kernel, shapes in cases.items():
+        contents = [th.rand(shape, generator=generator) for shape in shapes]
+        fused._launcher(kernel, *(apart := [array.clone() for array in contents]))()
+        for _ in range(40):
+            memory, start, arrays = th.zeros(4096), 0, list(contents)
+            for i in th.randperm(len(arrays), generator=generator).tolist():
+                arrays[i] = memory[start : start + contents[i].numel()].view(shapes[i]).copy_(contents[i])
+                start += -(-contents[i].numel() // 16) * 16  # cache lines, as torch allocates
+            fused._launcher(kernel, *arrays)()
+            assert all(th.equal(a, b) for a, b in zip(arrays, apart, strict=True)), kernel.__doc__

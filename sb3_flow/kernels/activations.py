@@ -4,7 +4,7 @@ forward and backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
 All arrays are float32 and C-contiguous, their first axis is that of K independent members; outputs are given by the
-caller and overlap no input (the loops would not vectorise).
+caller and overlap no input.
 
 A kernel is a C function of one pointer, ``void kernel(int64_t *arguments)``: a counter that starts at 0, K, B, D and the
 arrays' addresses. It takes blocks of rows off the counter until none is left, so any number of threads may call it on the
@@ -92,8 +92,32 @@ def _take(typingctx, counter):  # type: ignore[no-untyped-def]
 
 @_intrinsic
 def _pointer(typingctx, address):  # type: ignore[no-untyped-def]
+    """
+    The address as a pointer that aliases no other. Otherwise each loop would compare addresses first and take its scalar
+    form where arrays lie close together: another order of summation, so training would depend on where memory was free.
+    """
+
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+        kind = context.get_value_type(signature.return_type)
+        name = "sb3_flow_restrict"
+        if name not in builder.module.globals:
+            function = ir.Function(builder.module, ir.FunctionType(kind, [ir.IntType(64)]), name)
+            function.linkage = "internal"
+            function.attributes.add("noinline")  # what is said of a function's result is lost where it is inlined
+            function.return_value.add_attribute("noalias")
+            body = ir.IRBuilder(function.append_basic_block())
+            body.ret(body.inttoptr(function.args[0], kind))
+        return builder.call(builder.module.globals[name], args)
+
+    return types.CPointer(types.float32)(types.int64), codegen
+
+
+@_intrinsic
+def _on_stack(typingctx, size):  # type: ignore[no-untyped-def]
+    """Room for so many numbers until the kernel returns; call it outside of loops."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.alloca(context.get_value_type(types.float32), args[0])
 
     return types.CPointer(types.float32)(types.int64), codegen
 
@@ -101,6 +125,21 @@ def _pointer(typingctx, address):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def _rows(arguments, i, rows, size):  # type: ignore[no-untyped-def]
     return carray(_pointer(arguments[4 + i]), (rows, size))
+
+
+@njit(inline="always")
+def _thirds(arguments, i, rows, size):  # type: ignore[no-untyped-def]
+    address, a_third = arguments[4 + i], 4 * rows * size
+    return (
+        carray(_pointer(address), (rows, size)),
+        carray(_pointer(address + a_third), (rows, size)),
+        carray(_pointer(address + 2 * a_third), (rows, size)),
+    )
+
+
+@njit(inline="always")
+def _row(size):  # type: ignore[no-untyped-def]
+    return carray(_on_stack(size), (size,))
 
 
 def n_blocks(batch: int) -> int:
@@ -152,7 +191,7 @@ def gelu_backward(arguments):  # type: ignore[no-untyped-def]
     rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
     z, bias, grad = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, rows, size))
     shares = _rows(arguments, 3, members * blocks, size)
-    slope = np.empty(size, dtype=np.float32)
+    slope = _row(size)
     while True:
         block = _take(arguments)
         if block >= members * blocks:
@@ -216,20 +255,20 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
     rows, blocks = members * batch, (batch + BLOCK - 1) // BLOCK
     z, bias, scale = (_rows(arguments, 0, rows, size), _rows(arguments, 1, members, size), _rows(arguments, 2, members, size))
     statistics, grad = _rows(arguments, 3, 2, rows), _rows(arguments, 4, rows, size)
-    shares = _rows(arguments, 5, 3 * members * blocks, size)
+    # three arrays rather than one, for the compiler to know that their rows do not overlap
+    of_bias, of_scale, of_shift = _thirds(arguments, 5, members * blocks, size)
     inverse = _ONE / _float(size)
-    normed = np.empty(size, dtype=np.float32)
-    slope = np.empty(size, dtype=np.float32)
+    normed = _row(size)
+    slope = _row(size)
     while True:
         block = _take(arguments)
         if block >= members * blocks:
             break
         k, start = block // blocks, (block % blocks) * BLOCK
-        of_bias, of_scale, of_shift = block, members * blocks + block, 2 * members * blocks + block
         for j in range(size):
-            shares[of_bias, j] = _float(0.0)
-            shares[of_scale, j] = _float(0.0)
-            shares[of_shift, j] = _float(0.0)
+            of_bias[block, j] = _float(0.0)
+            of_scale[block, j] = _float(0.0)
+            of_shift[block, j] = _float(0.0)
         for b in range(k * batch + start, k * batch + min(start + BLOCK, batch)):
             m, r = statistics[0, b], statistics[1, b]
             sum_d, sum_dn = _float(0.0), _float(0.0)
@@ -240,8 +279,8 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
                 n = (_HALF * v * (_ONE + t) - m) * r
                 normed[j] = n
                 go = grad[b, j]
-                shares[of_scale, j] += go * n
-                shares[of_shift, j] += go
+                of_scale[block, j] += go * n
+                of_shift[block, j] += go
                 d = go * scale[k, j]
                 sum_d += d
                 sum_dn += d * n
@@ -250,4 +289,4 @@ def gelu_layer_norm_backward(arguments):  # type: ignore[no-untyped-def]
             for j in range(size):
                 g = r * (grad[b, j] * scale[k, j] - sum_d - normed[j] * sum_dn) * slope[j]
                 grad[b, j] = g
-                shares[of_bias, j] += g
+                of_bias[block, j] += g
