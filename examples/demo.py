@@ -118,11 +118,9 @@ def plot(out: Path, curves: dict[str, tuple[np.ndarray, np.ndarray]], behaviour:
         axis.fill_between(steps, mean - error, mean + error, alpha=0.2, color=colour)
     axis.axhline(behaviour[1].mean(), color="gray", linestyle="--", label="policy that made the data")
     axis.axvline(offline_steps, color="black", linewidth=0.8)
-    axis.annotate(
-        "online from here", (offline_steps, axis.get_ylim()[0]), xytext=(-4, 4), textcoords="offset points", ha="right"
-    )
+    axis.text(offline_steps, 0.5, "online from here ", ha="right", transform=axis.get_xaxis_transform())
     axis.set(xlabel="gradient steps", ylabel=f"return ({CURVE_EPISODES} episodes, 95%)", title=ENV_ID)
-    axis.legend(loc="center right", fontsize=8)
+    axis.legend(loc="center left", fontsize=8)
     figure.tight_layout()
     figure.savefig(out / "demo.png", dpi=150)
 
