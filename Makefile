@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
-SEATS := RQL FMQ PPO PPO-native PPO-vtrace RecurrentPPO MaskablePPO
+SEATS := RQL FMQ PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 

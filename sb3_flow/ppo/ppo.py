@@ -13,9 +13,9 @@ from sb3_flow.common.on_policy import PolicyGradient
 
 class PPO(PolicyGradient, SB3PPO):
     """
-    SB3's PPO (arXiv 1707.06347) with a choice of advantage estimators and policy losses. With default arguments it is SB3's
-    PPO to the last bit on the CPU, and with ``backend="auto"`` several times faster; all arguments up to ``target_kl`` and
-    from ``stats_window_size`` are SB3's.
+    SB3's PPO (arXiv 1707.06347), several times faster on the CPU, with a choice of advantage estimators and policy losses.
+    With ``backend="torch"`` and otherwise default arguments it is SB3's to the last bit. All arguments up to ``target_kl``
+    and from ``stats_window_size`` are SB3's.
 
     ============== ========================================================================================================
     policy_loss    minimised, with w = pi(a|s) / mu(a|s) of the policy mu that acted, A the advantage, e = clip_range
@@ -44,8 +44,9 @@ class PPO(PolicyGradient, SB3PPO):
         but the first), "minibatch" (after each gradient step: one pass over the rollout each), "never", or "auto": "epoch"
         for V-trace, which has nothing to correct otherwise, "never" for the rest
     :param backend: "native": acting and learning in compiled loops, several times faster, for ``MlpPolicy`` with tanh or ReLU
-        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": native where it
-        can. Both take the same minibatches and agree to rounding; native actions come from a generator of their own
+        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": native where it can, which
+        ``verbose=1`` prints. Both take the same minibatches and agree to rounding; native actions come from a generator of
+        their own
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class PPO(PolicyGradient, SB3PPO):
         kl_coef: float = 0.0,
         reference_policy: Any = None,
         recompute_advantages: str = "auto",
-        backend: str = "torch",
+        backend: str = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

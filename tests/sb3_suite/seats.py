@@ -29,13 +29,13 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
     return Seat("sb3_contrib", seat, ours, defaults)
 
 
-# In the seat PPO-native the compiled loops take every policy that they cover.
+# In the seats PPO and PPO-vtrace the compiled loops take every policy that they cover.
 # FMQ's candidates: few for the time it takes, and not 8, where the outcome of test_gae.py depends on the CPU's rounding
 SEATS = {
     "RQL": sb3("SAC", "RQL"),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
     "PPO": sb3("PPO", "PPO"),
-    "PPO-native": sb3("PPO", "PPO", backend="auto"),
+    "PPO-torch": sb3("PPO", "PPO", backend="torch"),
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace"),
     "RecurrentPPO": contrib("RecurrentPPO", "RecurrentPPO"),
     "MaskablePPO": contrib("MaskablePPO", "MaskablePPO"),
