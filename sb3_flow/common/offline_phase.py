@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.evaluate import NoteEvaluationModes, as_list, find_evaluations
+from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
 from sb3_flow.common.persistence import PersistentAlgorithm
 from sb3_flow.common.spaces import channels_first
@@ -22,6 +23,7 @@ class OfflinePhase(PersistentAlgorithm):
     """``learn_offline`` and what belongs to it. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes."""
 
     offline_updates: int
+    _metrics: MetricSums
     _loaded: tuple[str, OfflineDataset] | None
     _stopped_offline: bool
 
@@ -85,7 +87,7 @@ class OfflinePhase(PersistentAlgorithm):
         :param dataset: an ``OfflineDataset`` or its location, see ``OfflineDataset.load``
         :param gradient_steps: gradient steps to make now
         :param callback: callback(s) called at every gradient step; returning False stops the phase
-        :param log_interval: gradient steps between two log lines, ``None`` for none
+        :param log_interval: gradient steps between two log lines, the last of which is at the end; ``None`` for none
         :param eval_env: evaluate on this environment during the phase; if the model has a VecNormalize and it has none, it
             gets one with the same statistics
         :param eval_freq: gradient steps between two evaluations
@@ -154,6 +156,10 @@ class OfflinePhase(PersistentAlgorithm):
             if not callback.on_step():
                 self._stopped_offline = True
                 break
+        if log_interval is None:
+            self._metrics.clear()
+        elif self.num_timesteps % log_interval != 0:
+            self.dump_logs()  # what is left belongs to this phase, not to the next
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         evaluations = find_evaluations(as_list(callback))
