@@ -187,6 +187,8 @@ def test_given_ratios(tmp_path):
     assert "66.7 % outside [0.8, 1.3]" in figure.get_supxlabel()
     assert (tmp_path / "ratios.png").exists()
     assert importance_ratios(np.zeros(3)).axes[0].get_xscale() == "linear"
+    far = importance_ratios(np.array([-1e3, 0.0, 1e3]), clip_range=1.5)
+    assert sum(bar.get_height() for bar in far.axes[0].patches) == 3
 
 
 def test_ratios_that_are_not_there():
@@ -357,12 +359,13 @@ def test_without_matplotlib():
     script = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
-from sb3_flow.common import FlowVisualisationCallback, learning_curves
-for draw in (lambda: learning_curves("x"), lambda: FlowVisualisationCallback()):
+from sb3_flow.common import FlowVisualisationCallback, action_flow, flow_values, importance_ratios, learning_curves
+flows = (lambda: action_flow(None, None), lambda: flow_values(None, None))
+for draw in (lambda: learning_curves("x"), lambda: FlowVisualisationCallback(), lambda: importance_ratios([0.0]), *flows):
     try:
         draw()
     except ImportError as error:
         print(error)
 """
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines() == ["Pictures need matplotlib: pip install 'sb3-flow[plots]'"] * 2
+    assert printed.splitlines() == ["Pictures need matplotlib: pip install 'sb3-flow[plots]'"] * 5

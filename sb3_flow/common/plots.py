@@ -223,20 +223,21 @@ def importance_ratios(
     figure = new_figure(6, 3.6)
     axis = figure.add_subplot()
     plain(axis)
-    ratios = np.exp(log_ratios)
-    reach = 1.1 * max(float(np.abs(log_ratios).max()), *(np.log1p(one) for one in (clip_range, clip_range_high) if one), 1e-3)
-    wide = reach > np.log(4)
-    bins = np.exp(np.linspace(-reach, reach, 62)) if wide else np.linspace(np.exp(-reach), np.exp(reach), 62)
+    ratios = np.exp(log_ratios.clip(-50, 50))  # further away there is nothing to see, and no float32
+    edges = [] if clip_range is None else [1 - clip_range, 1 + (clip_range if clip_range_high is None else clip_range_high)]
+    shown = [one for one in edges if one > 0]
+    low, high = (pick([*shown, 0.999, 1.001, pick(ratios)]) for pick in (np.min, np.max))
+    wide = low < 0.25 or high > 4
+    bins = np.geomspace(low / 1.1, 1.1 * high, 62) if wide else np.linspace(low, high, 62)
     counts, _, _ = axis.hist(ratios, bins=list(bins), color=COLOURS[0])
-    axis.set(xlim=(bins[0], bins[-1]), xlabel=f"importance ratio of an {what}", ylabel=f"{what}s")
+    axis.set(xlabel=f"importance ratio of an {what}", ylabel=f"{what}s")
     axis.set(xscale="log" if wide else "linear", yscale="log" if np.max(counts) > 50 else "linear")
     text = f"{len(ratios)} {what}s: mean {ratios.mean():.3f}, largest {ratios.max():.3g}"
-    if clip_range is not None:
-        low, high = 1 - clip_range, 1 + (clip_range if clip_range_high is None else clip_range_high)
-        for edge in (low, high):
+    if edges:
+        for edge in edges:
             axis.axvline(edge, color=COLOURS[1], linestyle="--", linewidth=1.2)
-        outside = np.mean((ratios < low) | (ratios > high))
-        text += f"; {100 * outside:.1f} % outside [{low:.3g}, {high:.3g}] (dashed)"
+        outside = np.mean((ratios < edges[0]) | (ratios > edges[1]))
+        text += f"; {100 * outside:.1f} % outside [{edges[0]:.3g}, {edges[1]:.3g}] (dashed)"
     figure.supxlabel(text, fontsize=8, color=GRAY)
     if title:
         axis.set_title(title)

@@ -244,9 +244,9 @@ def flow_values(
     :return: the figure
     :raises ValueError: if the policy has no critic
     """
+    figure = new_figure(6.5, 4)
     from matplotlib.collections import LineCollection
 
-    figure = new_figure(6.5, 4)
     flow = Flow(model, observation, n_samples, seed)
     if flow.values is None:
         raise ValueError("`model` has `n_critics=0`, so there are no values to draw.")
