@@ -38,4 +38,8 @@ class MetricSums:
         for names, total in self._sums.items():
             for name, mean in zip(names, (total / self._counts[names]).tolist(), strict=True):
                 logger.record(f"train/{name}", mean)
+        self.clear()
+
+    def clear(self) -> None:
+        """Counting starts anew."""
         self._sums, self._counts = {}, {}

@@ -7,7 +7,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import ProgressBarCallback
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
 
 
 class SpacesOnlyVecEnv(VecEnv):
@@ -71,3 +74,20 @@ def has_statistics(normalizer: VecNormalize) -> bool:
     """Whether a VecNormalize has counted anything; its counts start at a small epsilon."""
     statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
     return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))
+
+
+def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
+    """
+    :param env: an environment to evaluate on
+    :param normalizer: of the training environment, ``None`` if it has none
+    :return: ``env``, in a VecNormalize with the same settings if it needs one and has none; rewards stay what they are
+    """
+    if normalizer is None or (isinstance(env, VecEnv) and unwrap_vec_normalize(env) is not None):
+        return env
+    if not isinstance(env, VecEnv):
+        monitored = env if is_wrapped(env, Monitor) else Monitor(env)
+        env = DummyVecEnv([lambda: monitored])
+    settings: dict[str, Any] = {
+        name: getattr(normalizer, name) for name in ("norm_obs", "clip_obs", "epsilon", "norm_obs_keys")
+    }
+    return VecNormalize(env, training=False, norm_reward=False, **settings)

@@ -1,40 +1,36 @@
 """
 Base class of the algorithms that learn from a dataset first and from an environment afterwards.
 
-This module and ``persistence.py`` are the ones that override or call SB3's protected methods (checked with
-stable-baselines3 2.9.2): ``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _wrap_env,
+This module, ``offline_phase.py`` and ``persistence.py`` are the ones that override or call SB3's protected methods (checked
+with stable-baselines3 2.9.2): ``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _wrap_env,
 _update_learning_rate, _update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names
 each of them.
 """
 
-import time
 import warnings
-from collections import deque
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checks import check_fraction, check_minimum
 from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.common.metrics import MetricSums
-from sb3_flow.common.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics
-from sb3_flow.common.persistence import PersistentAlgorithm
-from sb3_flow.common.spaces import channels_first, channels_first_space, same_but_for_bounds
+from sb3_flow.common.offline_phase import OfflinePhase
+from sb3_flow.common.spaces import channels_first_space, same_but_for_bounds
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 
 SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
 
 
-class OfflineToOnlineAlgorithm(PersistentAlgorithm):
+class OfflineToOnlineAlgorithm(OfflinePhase):
     """
     SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
 
@@ -173,11 +169,6 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
         """The optimisers that follow the learning rate schedule."""
         raise NotImplementedError  # pragma: no cover
 
-    @property
-    def is_offline(self) -> bool:
-        """Whether an offline phase is running."""
-        return self._timesteps_aside is not None
-
     def _start_online(self) -> None:
         """Called when the online phase begins or goes on, before its first step."""
 
@@ -256,123 +247,6 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
                 f"{self.n_steps}) at their defaults."
             )
 
-    # ----------------------------------------------------------- offline phase
-
-    def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
-        if isinstance(dataset, str):
-            if self._loaded is None or self._loaded[0] != dataset:
-                self._loaded = (dataset, OfflineDataset.load(dataset))
-            return self._loaded[1]
-        if not isinstance(dataset, OfflineDataset):
-            raise TypeError(
-                f"`dataset` must be an OfflineDataset or a location such as 'minari:...', but a {type(dataset).__name__} "
-                "was given; OfflineDataset.from_arrays, from_minari and from_replay_buffer make one."
-            )
-        return dataset
-
-    def set_offline_dataset(self, dataset: OfflineDataset | str) -> OfflineDataset:
-        """
-        Put a dataset beside the online steps of the replay buffer. If the model's VecNormalize has not seen data yet,
-        its statistics are taken from the dataset.
-
-        :param dataset: an ``OfflineDataset`` or its location
-        :return: the dataset as the model sees it (images channel-first)
-        :raises ValueError: if it does not fit the model; the model is unchanged then
-        """
-        if not isinstance(self.replay_buffer, TrajectoryReplayBuffer):
-            raise ValueError(
-                f"Offline training needs a TrajectoryReplayBuffer, but this model has a {type(self.replay_buffer).__name__}: "
-                "leave `replay_buffer_class` and `n_steps` at their defaults."
-            )
-        dataset = channels_first(self._load(dataset), self.observation_space)
-        if dataset is not self.replay_buffer.offline_dataset:
-            self.replay_buffer.set_offline(dataset)
-        normalizer = self._vec_normalize_env
-        if normalizer is not None and normalizer.training and not has_statistics(normalizer):
-            dataset.fit_vec_normalize(normalizer)
-        return dataset
-
-    def learn_offline(
-        self: SelfOfflineToOnline,
-        dataset: OfflineDataset | str,
-        gradient_steps: int,
-        callback: MaybeCallback = None,
-        log_interval: int | None = 1000,
-        eval_env: GymEnv | None = None,
-        eval_freq: int = 10_000,
-        n_eval_episodes: int = 50,
-        tb_log_name: str | None = None,
-        progress_bar: bool = False,
-    ) -> SelfOfflineToOnline:
-        """
-        Train on a dataset alone, without stepping an environment. Callbacks are called once per gradient step, and
-        ``num_timesteps`` counts gradient steps while the phase lasts, so that ``CheckpointCallback``, ``EvalCallback``
-        and the logger work as they do online. Calling it again continues.
-
-        :param dataset: an ``OfflineDataset`` or its location, see ``OfflineDataset.load``
-        :param gradient_steps: gradient steps to make now
-        :param callback: callback(s) called at every gradient step; returning False stops the phase
-        :param log_interval: gradient steps between two log lines, ``None`` for none
-        :param eval_env: evaluate on this environment during the phase
-        :param eval_freq: gradient steps between two evaluations
-        :param n_eval_episodes: episodes per evaluation
-        :param tb_log_name: the name of the run for TensorBoard (default: class name + "_offline")
-        :param progress_bar: Display a progress bar using tqdm and rich.
-        :return: the model
-        :raises ValueError: if the dataset does not fit the model; the model is unchanged then
-        """
-        check_minimum(0, gradient_steps=gradient_steps)
-        self.set_offline_dataset(dataset)
-        without_env = self.env is None
-        if without_env:
-            self.env = SpacesOnlyVecEnv(self.observation_space, self.action_space)
-        if not self._custom_logger:
-            name = tb_log_name or f"{type(self).__name__}_offline"
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, name, self.offline_updates == 0)
-        if self.ep_info_buffer is None:
-            self.ep_info_buffer = deque(maxlen=self._stats_window_size)
-            self.ep_success_buffer = deque(maxlen=self._stats_window_size)
-        total_timesteps = self.offline_updates + gradient_steps
-        self._timesteps_aside = self.num_timesteps
-        self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
-        self.start_time = time.time_ns()
-        self._stopped_offline = False
-        try:
-            extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar else []
-            if eval_env is not None:
-                wrapped = self._wrap_env(eval_env, self.verbose)
-                extra.append(EvalCallback(wrapped, n_eval_episodes=n_eval_episodes, eval_freq=eval_freq, verbose=self.verbose))
-            with warnings.catch_warnings():
-                if without_env:
-                    warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
-                callback = CallbackList([self._init_callback(callback), *extra])
-                callback.init_callback(self)
-            callback.on_training_start(locals(), globals())
-            self.replay_buffer.offline_only = True  # type: ignore[union-attr]
-            self._run_offline(total_timesteps, callback, log_interval)
-            callback.on_training_end()
-        finally:
-            self.replay_buffer.offline_only = False  # type: ignore[union-attr]
-            self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None
-            if without_env:
-                self.env = None
-        return self
-
-    def _run_offline(self, total_timesteps: int, callback: BaseCallback, log_interval: int | None) -> None:
-        # what callbacks find in their `locals` after an environment step; here no episode ever ends
-        nothing = {"dones": np.zeros(self.n_envs, dtype=bool), "infos": [{} for _ in range(self.n_envs)]}
-        callback.update_locals({**nothing, "rewards": np.zeros(self.n_envs, dtype=np.float32)})
-        while self.num_timesteps < total_timesteps:
-            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            self.train(gradient_steps=1, batch_size=self.batch_size)
-            self.num_timesteps += 1
-            self.offline_updates += 1
-            if log_interval is not None and self.num_timesteps % log_interval == 0:
-                self.dump_logs()
-            if not callback.on_step():
-                self._stopped_offline = True
-                break
-
     # ------------------------------------------------------------ online phase
 
     def learn(
@@ -390,7 +264,8 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
         :param total_timesteps: environment steps to train on
         :param callback: callback(s) called at every step of either phase
         :param log_interval: episodes between two log lines
-        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name)
+        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name); the offline phase is a run
+            of its own, with "_offline" appended, because it counts gradient steps
         :param reset_num_timesteps: whether or not to reset the current timestep number
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
@@ -402,7 +277,8 @@ class OfflineToOnlineAlgorithm(PersistentAlgorithm):
                     f"{remaining} of `offline_steps={self.offline_steps}` are still to be made, but the dataset is not saved "
                     "with the model: give it again (`load(..., offline_dataset=...)`) or set `offline_steps=0`."
                 )
-            self.learn_offline(self.offline_dataset, remaining, callback, progress_bar=progress_bar)
+            name = f"{tb_log_name or type(self).__name__}_offline"
+            self.learn_offline(self.offline_dataset, remaining, callback, tb_log_name=name, progress_bar=progress_bar)
             if self._stopped_offline:
                 return self
         elif self.offline_dataset is not None:

@@ -251,6 +251,28 @@ class GenerativePolicy(ChunkedPolicy):
         )
         return {**data, "lr_schedule": self._dummy_schedule, **{name: getattr(self, name) for name in names}}
 
+    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        The way from noise to actions of the actor that ``predict`` uses.
+
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :return: flow times from 0 to 1, shape ``(T,)``, and the points at these times, shape ``(T, B, n, A)``; the last ones
+            are actions in [-1, 1]
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
+        """
+        What the critics expect of points on their way to an action; at time 1 it is Q.
+
+        :param observation: B observations
+        :param times: flow times, shape ``(T,)``
+        :param points: shape ``(T, B, n, A)``
+        :return: values of the K members, shape ``(K, T, B, n)``
+        """
+        raise NotImplementedError  # pragma: no cover
+
     def set_training_mode(self, mode: bool) -> None:
         self.actor.set_training_mode(mode)
         if self.n_critics:

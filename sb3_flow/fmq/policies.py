@@ -19,6 +19,7 @@ from sb3_flow.flow import (
     beam_search,
     best_of_n,
     flow_map_sample,
+    jump,
     sample_r_t,
 )
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
@@ -28,6 +29,8 @@ DISTILLATIONS = ("mf", "lsd", "psd")
 SEARCH = {"beam_width": 4, "branches": 4, "iterations": 1, "eta": 0.3, "rho": 1.5, "completion": "diagonal"}
 """Released settings of Q-guided beam search."""
 SEARCH_SEED = 0
+N_PATH_POINTS = 11
+"""Flow times of :meth:`FlowMapPolicy.flow_path`."""
 
 
 class FlowMapActor(GenerativeActor):
@@ -203,6 +206,10 @@ class FlowMapPolicy(GenerativePolicy):
         self.search = {**self.search, **search}
 
     @property
+    def acting_mode(self) -> str:
+        return self.sampler
+
+    @property
     def _search(self) -> dict[str, Any]:
         return {**SEARCH, **self.search}
 
@@ -260,6 +267,21 @@ class FlowMapPolicy(GenerativePolicy):
         velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation, frozen=True)
         settings = {name: value for name, value in self._search.items() if name != "beam_width"}
         return beam_search(velocity, critic, noise, generator, aggregation=self.q_aggregation, **settings)  # type: ignore[arg-type]
+
+    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Every point by one jump from the noise, X_{0,t}(a_0)."""
+        velocity = self.actor.velocity(observation, candidates=True)
+        times = th.linspace(0, 1, N_PATH_POINTS, device=noise.device)
+        start = th.zeros_like(noise[..., :1])
+        points = [jump(velocity, noise, start, start + t) for t in times]
+        return times, th.stack([*points[:-1], points[-1].clamp(-1, 1)])
+
+    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
+        """Q_k of the action that one jump from the point leads to."""
+        velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation)
+        ends = th.ones_like(points[0, ..., :1])
+        actions = [jump(velocity, a, ends * t, ends).clamp(-1, 1) for t, a in zip(times, points, strict=True)]
+        return th.stack([critic(a) for a in actions], dim=1)
 
     # ---------------------------------------------------------------- behaviour
 

@@ -137,6 +137,10 @@ class RQLPolicy(GenerativePolicy):
             raise ValueError(f"`evaluation_mode` must be one of {EVALUATION_MODES}, but {mode!r} was given.")
         self.evaluation_mode = mode
 
+    @property
+    def acting_mode(self) -> str:
+        return self.evaluation_mode
+
     def _largest_sample(self) -> int:
         return max(self.n_candidates, BEAM_WIDTH)
 
@@ -153,6 +157,26 @@ class RQLPolicy(GenerativePolicy):
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """:return: chunks of the actor itself from fresh noise, as the online phase collects them"""
         return self.actor.act(observation, self._noise(observation, 1, self.exploration_generator))[:, 0]
+
+    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        features = self.actor_ema.extract_features(observation, self.actor_ema.features_extractor)
+        velocity = self.actor_ema.velocity_net.bind(features.repeat_interleave(noise.shape[1], dim=0))
+        points: list[th.Tensor] = []
+
+        def recorded(x: th.Tensor, t: th.Tensor) -> th.Tensor:
+            points.append(x)
+            return velocity(x, t)
+
+        points.append(euler_forward(recorded, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1))
+        times = th.linspace(0, 1, self.flow_steps + 1, device=noise.device)
+        return times, th.stack(points).unflatten(1, noise.shape[:2])
+
+    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
+        """V_k(s, x, t): how good it is to have refined noise to x by flow time t."""
+        n_times, batch_size, n, _ = points.shape
+        features = self.critic.features(observation)[None, :, None].expand(n_times, -1, n, -1)
+        inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)
+        return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(-1, n_times, batch_size, n)
 
     def _critic(self, observation: PyTorchObs) -> Critic:
         """:return: values V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``"""

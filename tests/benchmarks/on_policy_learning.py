@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from scipy.stats import bootstrap, trim_mean
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
+from sb3_flow.common.evaluate import bootstrap_interval
 
 STEPS = {"CartPole-v1": 200_000, "Pendulum-v1": 800_000, "HalfCheetah-v5": 1_000_000}
 # PPO with 8 environments, the group methods with 32
@@ -82,16 +82,12 @@ def run(
     return trained, float(evaluated), seconds
 
 
-def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    return trim_mean(values, 0.25, axis=axis)
-
-
 def summary(values: list[float]) -> str:
     """:return: interquartile mean and its interval"""
     if len(values) < 2:
         return f"{values[0]:7.1f}"
-    interval = bootstrap((np.array(values),), interquartile_mean, method="percentile", random_state=0).confidence_interval
-    return f"{interquartile_mean(np.array(values)):7.1f} [{interval.low:.1f}, {interval.high:.1f}]"
+    value, low, high = bootstrap_interval(values)
+    return f"{value:7.1f} [{low:.1f}, {high:.1f}]"
 
 
 def main() -> None:
