@@ -43,20 +43,26 @@ def dataset():
 def test_scripts(script, dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # what the text around a block speaks of
-    env = make_vec_env("CartPole-v1", n_envs=2) if "PPO" in script else PointEnv(length=30)
+    env = make_vec_env("CartPole-v1", n_envs=2) if "AsyncPPO" in script else PointEnv(length=30)
     names = {"env": env, "dataset": dataset, "observation": np.zeros(2, np.float32)}
     if "import ogbench" in script:
         assert len(script.strip().splitlines()) <= 12
         generate("pointmaze-medium-navigate", 2, out=tmp_path / "data", episode_length=60, progress_bar=False)
         # one step is enough here
         monkeypatch.setattr(evaluation, "evaluate_policy", lambda model, env, **_: model.predict(env.reset()))
+    if "learning_curves" in script:
+        names["model"] = RQL("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, n_critics=2).learn_offline(dataset, 2)
+        names["ppo"] = PPO("MlpPolicy", "CartPole-v1", n_steps=64).learn(64)
+        for folder in (Path("logs", name, seed) for name in ("rql", "fmq") for seed in "01"):
+            folder.mkdir(parents=True)
+            results = {name: np.random.rand(2, 3) for name in ("results", "ep_lengths", "successes")}
+            np.savez(folder / "evaluations.npz", timesteps=[10, 20], **results)
     if "latest_checkpoint" in script:
         small = {"policy_kwargs": {"net_arch": [8]}, "n_critics": 2}
         RQL("MlpPolicy", env, **small).learn_offline(dataset, 2, CheckpointCallback(2, "checkpoints"))
-    before = set(tmp_path.iterdir())
     exec(compile(shortened(script), "README.md", "exec"), names)
-    if "model.save" in script:
-        assert set(tmp_path.iterdir()) > before
+    for name in re.findall(r"path=\"(.*?)\"|model.save\(\"(.*?)\"", script):
+        assert list(tmp_path.glob(f"{''.join(name)}*")), name
     model = names.get("model")
     assert model is None or model.num_timesteps or model.offline_updates
 
