@@ -1,6 +1,7 @@
 """What several algorithms share and SB3 sees."""
 
 from sb3_flow.common.checkpoints import latest_checkpoint
+from sb3_flow.common.environments import SparseReward
 from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
 from sb3_flow.common.offline_env import SuccessInfo
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
@@ -8,6 +9,7 @@ from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
 __all__ = [
     "GroupedStart",
     "OfflineToOnlineAlgorithm",
+    "SparseReward",
     "SuccessInfo",
     "group_starts",
     "has_grouped_starts",

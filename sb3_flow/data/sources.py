@@ -46,6 +46,7 @@ from sb3_flow.data.columns import (
     observation_dtype,
     reading,
 )
+from sb3_flow.data.oracles import EXPERT_FAMILIES
 from sb3_flow.data.validation import check_action_space
 
 if TYPE_CHECKING:
@@ -108,39 +109,68 @@ def _with_successors(names: list[str], columns: dict[str, Column]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- ogbench
 
 
+@dataclass(frozen=True)
+class SingleTask:
+    """
+    What a single-task name of OGBench says.
+
+    :param env_id: OGBench's environment, without the kind of data
+    :param dataset: OGBench's dataset, without the task
+    :param sparse: rewards of -1 until the task is solved, instead of minus the number of unsolved parts
+    """
+
+    env_id: str
+    dataset: str
+    sparse: bool
+
+
+def single_task(name: str) -> SingleTask:
+    """
+    :param name: ``<domain>-<kind of data>[-sparse]-singletask[-taskK]-v0``
+    :raises ValueError: for other names
+    """
+    words = name.split("-")
+    if "singletask" not in words[2:]:
+        raise ValueError(
+            f"'{name}' names no single task, which is what rewards are computed for: use "
+            "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
+            "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
+        )
+    sparse = "sparse" in words
+    words = [word for word in words if word != "sparse"]
+    at = words.index("singletask")
+    return SingleTask("-".join(words[: at - 1] + words[at:]), "-".join([*words[:at], words[-1]]), sparse)
+
+
 def ogbench_source(where: str) -> Source:
     """
     OGBench's raw file, labelled for one task: ``<single-task dataset name>[@<file.npz>]``, for example
     ``cube-single-play-singletask-task1-v0@data/cube-single-play-v0.npz``; without a file, the dataset's file in OGBench's
-    default folder. The file holds one row more than transitions for each episode, whose observation becomes the final one.
+    default folder. With ``-sparse`` after the kind of data (``scene-play-sparse-singletask-v0``) rewards are -1 until the
+    task is solved. The file holds one row more than transitions for each episode, whose observation becomes the final one.
     Nothing is ever downloaded.
 
     :raises FileNotFoundError: saying how to make the file
     :raises ValueError: without a single-task name, and for damaged or unsuitable files
     """
     name, _, file = where.partition("@")
-    words = name.split("-")
-    if "singletask" not in words[2:]:
-        raise ValueError(
-            f"'ogbench:{where}' names no single task, which is what rewards are computed for: use "
-            "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
-            "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
-        )
-    at = words.index("singletask")
-    env_name = "-".join(words[: at - 1] + words[at:])  # without the kind of data, such as "navigate"
-    dataset_name = "-".join([*words[:at], words[-1]])  # without the task
-    path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{dataset_name}.npz"
+    task = single_task(name)
+    path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{task.dataset}.npz"
     if not path.is_file():
+        download = f"""python -c "import ogbench; ogbench.download_datasets(['{task.dataset}'])\""""
+        make = f"make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR'"
         raise FileNotFoundError(
-            f"'ogbench:{where}': there is no file {path}. Make one with 'python -m sb3_flow.data.generate {dataset_name} "
-            f"--out DIR' and load 'ogbench:{name}@DIR/{dataset_name}.npz'"
+            f"'ogbench:{where}': there is no file {path}. Download OGBench's own with '{download}'"
+            + ("" if task.dataset.startswith(EXPERT_FAMILIES) else f", or {make}")
+            + f"; a file elsewhere is named by 'ogbench:{name}@DIR/{task.dataset}.npz'"
         )
-    return Source([path], partial(_read_ogbench, path, env_name))
+    return Source([path], partial(_read_ogbench, path, task))
 
 
-def _read_ogbench(path: Path, env_name: str, allocate: Allocate) -> Parts:
+def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     require_extra("ogbench", "ogbench", "ogbench")
     relabel_dataset = importlib.import_module("ogbench.relabel_utils").relabel_dataset
+    env_name = task.env_id
     labelled_by = ["qpos", "button_states"] if "scene" in env_name or "puzzle" in env_name else ["qpos"]
     columns = _pick(npz_columns(path), ["observations", "actions", "terminals", *labelled_by], path)
     check_lengths(columns)
@@ -177,7 +207,7 @@ def _read_ogbench(path: Path, env_name: str, allocate: Allocate) -> Parts:
             block = {name: values[rows] for name, values in zip(labelled_by, blocks, strict=True)}
             relabel_dataset(env_name, env, block)
             stop = filled + len(block["qpos"])
-            rewards[filled:stop] = block["rewards"]
+            rewards[filled:stop] = np.where(block["rewards"] != 0, -1, 0) if task.sparse else block["rewards"]
             terminated[filled:stop] = block["masks"] == 0
             filled = stop
     finally:

@@ -1,0 +1,46 @@
+"""Looking at trained models: rl-zoo3's ``enjoy`` and ``record_video`` know by name which algorithms have replay buffers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import rl_zoo3
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_flow.common import OfflineToOnlineAlgorithm
+from sb3_flow.zoo.registry import ALGORITHMS, check_device
+
+
+@contextmanager
+def for_viewing() -> Iterator[None]:
+    """While it lasts, our algorithms are loaded without room for a million steps, and for any number of environments."""
+    shown = {name: SimpleNamespace(load=_loader(algorithm)) for name, algorithm in ALGORITHMS.items()}
+    rl_zoo3.ALGOS.update(shown)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        rl_zoo3.ALGOS.update(ALGORITHMS)
+
+
+def _loader(algorithm: type[BaseAlgorithm]) -> Any:
+    def load(path: str, env: Any = None, device: str = "auto", **kwargs: Any) -> BaseAlgorithm:
+        check_device(device)
+        if issubclass(algorithm, OfflineToOnlineAlgorithm):
+            # a HerReplayBuffer is all that needs the environment
+            return algorithm.load(path, env=env, device=device, **{"buffer_size": 1, "optimize_memory_usage": False, **kwargs})
+        return algorithm.load(path, device=device, **kwargs)  # GRPO's groups need not fit the number of environments
+
+    return load
+
+
+def no_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:
+    """
+    In place of the zoo's download of a model that is not found: the hub of SB3 has none of ours.
+
+    :raises FileNotFoundError: saying what to do
+    """
+    raise FileNotFoundError(
+        f"there is no model of {algo} for {env_name} in the folder {folder}: name the folder that it was trained into, "
+        "`-f logs` by default."
+    )
