@@ -5,10 +5,12 @@ from sb3_flow.common.environments import SparseReward
 from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
 from sb3_flow.common.offline_env import SuccessInfo
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.common.robomimic import RobomimicTask
 
 __all__ = [
     "GroupedStart",
     "OfflineToOnlineAlgorithm",
+    "RobomimicTask",
     "SparseReward",
     "SuccessInfo",
     "group_starts",

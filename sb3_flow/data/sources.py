@@ -10,6 +10,7 @@ ogbench    task solved in this row     last row of the episode, solved or not
 minari     terminations (mask == 0)    last row of the episode
 d4rl       terminals                   terminals or timeouts
 sb3        dones * (1 - timeouts)      dones, and wherever the next row is not the successor
+robomimic  task solved in this row     last row of the demonstration
 npz        terminated                  trajectory_ends
 =========  ==========================  ====================================================
 """
@@ -47,6 +48,7 @@ from sb3_flow.data.columns import (
     reading,
 )
 from sb3_flow.data.oracles import EXPERT_FAMILIES
+from sb3_flow.data.robomimic import read_robomimic
 from sb3_flow.data.validation import check_action_space
 
 if TYPE_CHECKING:
@@ -157,12 +159,12 @@ def ogbench_source(where: str) -> Source:
     task = single_task(name)
     path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{task.dataset}.npz"
     if not path.is_file():
-        download = f"""python -c "import ogbench; ogbench.download_datasets(['{task.dataset}'])\""""
-        make = f"make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR'"
+        make = f"Make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
         raise FileNotFoundError(
-            f"'ogbench:{where}': there is no file {path}. Download OGBench's own with '{download}'"
-            + ("" if task.dataset.startswith(EXPERT_FAMILIES) else f", or {make}")
-            + f"; a file elsewhere is named by 'ogbench:{name}@DIR/{task.dataset}.npz'"
+            f"'ogbench:{where}': there is no file {path}. "
+            f"{'Download' if task.dataset.startswith(EXPERT_FAMILIES) else make} OGBench's own with "
+            f"""'python -c "import ogbench; ogbench.download_datasets(['{task.dataset}'], 'DIR')"'; """
+            f"then load 'ogbench:{name}@DIR/{task.dataset}.npz'"
         )
     return Source([path], partial(_read_ogbench, path, task))
 
@@ -345,6 +347,19 @@ def _read_d4rl(path: Path, allocate: Allocate) -> Parts:
     return assemble(picked, terminated, ends, allocate)
 
 
+# -------------------------------------------------------------------------------------------------------------- robomimic
+
+
+def robomimic_source(where: str) -> Source:
+    """
+    A low-dimensional file of RoboMimic (HDF5), for example ``~/.robomimic/can/mh/low_dim_v15.hdf5``; rewards are -1 until
+    the task is solved.
+    """
+    path = _existing_file(where, "robomimic")
+    require_extra("h5py", "d4rl", "robomimic")
+    return Source([path], partial(read_robomimic, path))
+
+
 # -------------------------------------------------------------------------------------------------------------------- sb3
 
 
@@ -442,6 +457,7 @@ SOURCES: dict[str, Callable[[str], Source]] = {
     "ogbench": ogbench_source,
     "minari": minari_source,
     "d4rl": d4rl_source,
+    "robomimic": robomimic_source,
     "sb3": sb3_source,
     "npz": npz_source,
 }

@@ -15,6 +15,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import gymnasium as gym
 
@@ -40,7 +41,7 @@ def enjoy() -> None:
     """rl-zoo3's ``enjoy``."""
     from sb3_flow.zoo.viewing import for_viewing, no_model
 
-    module = importlib.import_module("rl_zoo3.enjoy")
+    module: Any = importlib.import_module("rl_zoo3.enjoy")
     download = module.download_from_hub
     module.download_from_hub = lambda algo, **kwargs: (no_model if algo in ALGORITHMS else download)(algo=algo, **kwargs)
     with for_viewing():

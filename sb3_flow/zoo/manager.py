@@ -34,7 +34,7 @@ class ExperimentManager(ZooManager):
         if algo in registry.ALGORITHMS:
             registry.check_device(kwargs.get("device", "auto"))
             config = config or str(registry.config_file(algo))
-        super().__init__(args, algo, *rest, config=config, **kwargs)
+        super().__init__(args, algo, *rest, config=config, **kwargs)  # type: ignore[misc]
         self.offline_steps = 0
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
