@@ -231,6 +231,24 @@ def test_evaluations_are_stochastic_where_the_configuration_says_so(maze_file, t
     assert modes == [False, True]
 
 
+def test_viewing_acts_as_the_evaluations_of_training(tmp_path):
+    from sb3_flow.zoo import register
+
+    register()
+    from sb3_flow.zoo.viewing import as_in_training
+
+    for number, text in ((1, "deterministic_eval: false"), (2, "deterministic_eval: true"), (3, "gamma: 0.9")):
+        config = tmp_path / "rql" / f"{MAZE}_{number}" / MAZE / "config.yml"
+        config.parent.mkdir(parents=True)
+        config.write_text(text)
+    command = ["--algo", "rql", "--env", MAZE, "-f", str(tmp_path)]
+    assert as_in_training(command) == as_in_training([*command, "--exp-id", "2"]) == []
+    fresh = [*command, "-n", "50", "--exp-id", "1"]
+    assert as_in_training(fresh) == ["--stochastic"]
+    assert as_in_training([*fresh, "--deterministic"]) == as_in_training([*fresh, "--stochastic"]) == []
+    assert as_in_training(["--algo", "rql", "--env", "nothing", "--help"]) == []
+
+
 def test_viewing_a_model_makes_no_room_for_steps(logs):
     folder = run_folder(logs("rql"), "rql")
     from sb3_flow.zoo import register

@@ -39,8 +39,9 @@ def optimize() -> None:
 
 def enjoy() -> None:
     """rl-zoo3's ``enjoy``."""
-    from sb3_flow.zoo.viewing import for_viewing, no_model
+    from sb3_flow.zoo.viewing import as_in_training, for_viewing, no_model
 
+    sys.argv += as_in_training(sys.argv[1:])
     module: Any = importlib.import_module("rl_zoo3.enjoy")
     download = module.download_from_hub
     module.download_from_hub = lambda algo, **kwargs: (no_model if algo in ALGORITHMS else download)(algo=algo, **kwargs)
@@ -50,8 +51,9 @@ def enjoy() -> None:
 
 def record_video() -> None:
     """rl-zoo3's ``record_video``, a script without a function."""
-    from sb3_flow.zoo.viewing import for_viewing
+    from sb3_flow.zoo.viewing import as_in_training, for_viewing
 
+    sys.argv += as_in_training(sys.argv[1:])
     with for_viewing():
         runpy.run_module("rl_zoo3.record_video", run_name="__main__", alter_sys=True)
 
