@@ -1,10 +1,9 @@
 """
-The commands of ``python -m sb3_flow.zoo``: each does what its rl-zoo3 namesake does, with our algorithms; and mistakes are
-told in one sentence. rl-zoo3 exchanges Gymnasium's TimeLimit when it is imported: within tests, which come last.
+The commands of ``python -m sb3_flow.zoo``: each does what its rl-zoo3 namesake does, with our algorithms. rl-zoo3 exchanges
+Gymnasium's TimeLimit when it is imported: within tests, which come last.
 """
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,48 +14,11 @@ import torch as th
 import yaml
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv
+from zoo_commands import ALGOS, MAZE, SMALL, environment, python, train, zoo
 
 from sb3_flow import GRPO, RQL
 from sb3_flow.data.generate import generate
 from sb3_flow.zoo import ALGORITHMS, config_file
-
-ALGOS = sorted(ALGORITHMS)
-MAZE = "pointmaze-medium-navigate-singletask-v0"
-# smaller than in the configurations, and just enough of it
-SMALL = {
-    "rql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
-    "fmq": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
-    "flow_ppo": ["-n", "300"],
-    "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
-    "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
-    "async_ppo": ["-n", "300"],
-}
-
-
-def environment(algo):
-    return "Pendulum-v1" if algo in ("rql", "fmq") else "CartPole-v1"
-
-
-def zoo(*arguments):
-    """``python -m sb3_flow.zoo ...`` in this process."""
-    before = sys.argv
-    sys.argv = ["python -m sb3_flow.zoo", *map(str, arguments)]
-    try:
-        runpy.run_module("sb3_flow.zoo", run_name="__main__", alter_sys=True)
-    finally:
-        sys.argv = before
-
-
-def mistake(*arguments):
-    """:return: what the command ends with"""
-    with pytest.raises(SystemExit) as ended:
-        zoo(*arguments)
-    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
-    return ended.value.code
-
-
-def train(algo, folder, *arguments):
-    zoo("train", "--algo", algo, "--env", environment(algo), "-f", folder, "--seed", 1, "--device", "cpu", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +136,8 @@ def test_plot_two_runs(logs, tmp_path, monkeypatch, capsys):
     assert "CartPole-v1_1" in labels and len(labels) >= 2
     assert (tmp_path / "plot_train.png").stat().st_size > 5000
     assert "plot_train.png" in capsys.readouterr().out
+    if sys.modules.get("rliable", True) is None:
+        del sys.modules["rliable"]  # which the command hides if it cannot be imported
 
 
 # ------------------------------------------------------------------------------------------- data first, then environment
@@ -261,101 +225,6 @@ def test_viewing_a_model_makes_no_room_for_steps(logs):
         model = rl_zoo3.ALGOS["rql"].load(folder / "Pendulum-v1.zip", device="cpu")
     assert model.replay_buffer.buffer_size == 1
     assert rl_zoo3.ALGOS["rql"] is RQL
-
-
-# ------------------------------------------------------------------------------------------------------ a stranger's mistakes
-
-
-def test_wrong_command_and_algorithm(capsys):
-    assert mistake("trian") == (
-        "error: there is no command 'trian'; choose from train, enjoy, record_video, optimize, plot, plot_train, all_plots, "
-        "plot_from_file"
-    )
-    with pytest.raises(SystemExit):
-        zoo("train", "--algo", "rlq", "--env", "Pendulum-v1")
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "--algo: invalid choice: 'rlq'" in last and all(algo in last for algo in ALGOS)
-
-
-def test_wrong_environment(tmp_path):
-    assert mistake("train", "--algo", "rql", "--env", "cube-double-play-singletask-task6-v0", "-f", tmp_path) == (
-        "error: cube-double-play-singletask-task6-v0 not found in gym registry, you maybe meant "
-        "cube-double-play-singletask-task5-v0?"
-    )
-
-
-def test_dataset_not_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    command = ["--algo", "rql", "--env", MAZE, "-f", tmp_path, "-params", "policy_kwargs:dict(net_arch=[8])"]
-    for name in ("train", "optimize"):
-        message = mistake(name, *command)
-        assert f"there is no file {tmp_path}/.ogbench/data/pointmaze-medium-navigate-v0.npz" in message
-        assert "python -m sb3_flow.data.generate pointmaze-medium-navigate-v0 --out DIR" in message
-        assert f"'ogbench:{MAZE}@DIR/pointmaze-medium-navigate-v0.npz'" in message
-    ants = "antmaze-large-navigate-singletask-task1-v0"
-    params = ["policy_kwargs:dict(net_arch=[8])", f"offline_dataset:'ogbench:{ants}'"]
-    message = mistake("train", *command[:-1], *params)
-    assert "ogbench.download_datasets(['antmaze-large-navigate-v0'], 'DIR')" in message and "data.generate" not in message
-
-
-def test_dataset_of_another_environment(maze_file, tmp_path):
-    params = [f"offline_dataset:'ogbench:{MAZE}@{maze_file}'", "offline_steps:10", "policy_kwargs:dict(net_arch=[8])"]
-    message = mistake("train", "--algo", "fmq", "--env", "Pendulum-v1", "-f", tmp_path, "-params", *params)
-    assert f"'ogbench:{MAZE}@{maze_file}' does not go with --env Pendulum-v1: the model's actions have shape (1,)" in message
-    assert message.endswith("""; give one of that environment (-params "offline_dataset:'...'").""")
-
-
-def test_continuous_algorithm_on_discrete_actions(tmp_path):
-    for algo in ("rql", "fmq"):
-        message = mistake("train", "--algo", algo, "--env", "CartPole-v1", "-f", tmp_path)
-        assert f"{algo.upper()} only supports" in message and "For Discrete actions use DQN" in message
-
-
-@pytest.mark.parametrize("package", ["rl_zoo3", "requests"])
-def test_missing_extra(package, monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.split(".")[0] in ("rl_zoo3", package)]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("manager", "samplers", "viewing"):
-        monkeypatch.delitem(sys.modules, f"sb3_flow.zoo.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    message = mistake("enjoy", "--algo", "rql", "--env", "Pendulum-v1", "-f", tmp_path)
-    assert "pip install 'sb3-flow[zoo]'" in message and package in message
-
-
-def test_missing_gpu(logs, tmp_path, monkeypatch):
-    monkeypatch.setattr(th.cuda, "is_available", lambda: False)
-    for command in (["train", "-f", tmp_path], ["enjoy", "-f", logs("rql"), "--no-render"]):
-        message = mistake(command[0], "--algo", "rql", "--env", "Pendulum-v1", "--device", "cuda", *command[1:])
-        assert message.startswith("error: --device cuda: torch ") and "leave out --device to train on the CPU" in message
-
-
-def test_unknown_hyperparameter_and_no_model(tmp_path):
-    params = ["-params", "alhpa:1.0"]
-    message = mistake("train", "--algo", "rql", "--env", "Pendulum-v1", "-f", tmp_path, *params)
-    assert message == "error: RQL.__init__() got an unexpected keyword argument 'alhpa'"
-    message = mistake("enjoy", "--algo", "rql", "--env", "Pendulum-v1")
-    assert "there is no model of rql for Pendulum-v1" in message and "`-f logs`" in message
-
-
-def test_errors_of_training_keep_their_traceback(logs, tmp_path, monkeypatch):
-    def fail(self, *_, **__):
-        raise ValueError("in training")
-
-    monkeypatch.setattr(RQL, "train", fail)
-    with pytest.raises(ValueError, match="in training"):
-        train("rql", tmp_path, *SMALL["rql"])
-
-
-def python(code, **environment):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment})
-
-
-def test_old_stable_baselines3():
-    ended = python("from importlib import metadata; metadata.version = lambda name: '2.7.1'; import sb3_flow")
-    assert ended.returncode and ended.stderr.splitlines()[-1] == (
-        "ImportError: sb3_flow needs stable-baselines3 2.9.2 or newer, but 2.7.1 is installed: "
-        "pip install --upgrade 'stable-baselines3>=2.9.2,<3' 'sb3-contrib>=2.9.2,<3'"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------------ packaging
