@@ -457,7 +457,7 @@ SOURCES: dict[str, Callable[[str], Source]] = {
     "ogbench": ogbench_source,
     "minari": minari_source,
     "d4rl": d4rl_source,
-    "robomimic": robomimic_source,
     "sb3": sb3_source,
     "npz": npz_source,
+    "robomimic": robomimic_source,
 }
