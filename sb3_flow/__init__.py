@@ -1,12 +1,14 @@
 """Generative flow policies, offline-to-online RL and on-policy RL beyond PPO, behind the Stable-Baselines3 API."""
 
+from sb3_flow.version import __version__  # first, since it checks what the rest needs
+
+# isort: split
 from sb3_flow.collect import AsyncPPO
 from sb3_flow.data import OfflineDataset
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
 from sb3_flow.ppo import PPO, MaskablePPO, RecurrentPPO
 from sb3_flow.rql import RQL
-from sb3_flow.version import __version__
 
 __all__ = [
     "FMQ",

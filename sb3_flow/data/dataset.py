@@ -205,6 +205,7 @@ class OfflineDataset:
         ``ogbench:<single-task name>[@<file.npz>]``   OGBench's raw file, labelled for one task
         ``minari:<dataset id>``                       a Minari dataset on this machine
         ``d4rl:<file.hdf5>``                          a D4RL file
+        ``robomimic:<file.hdf5>``                     RoboMimic's low-dimensional demonstrations
         ``sb3:<file.pkl>``                            a replay buffer saved by SB3. Unpickling runs code: only load files
                                                       that you trust
         ``npz:<file.npz>``                            arrays named as the arguments of :meth:`from_arrays`

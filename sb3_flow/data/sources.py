@@ -10,6 +10,7 @@ ogbench    task solved in this row     last row of the episode, solved or not
 minari     terminations (mask == 0)    last row of the episode
 d4rl       terminals                   terminals or timeouts
 sb3        dones * (1 - timeouts)      dones, and wherever the next row is not the successor
+robomimic  task solved in this row     last row of the demonstration
 npz        terminated                  trajectory_ends
 =========  ==========================  ====================================================
 """
@@ -46,6 +47,8 @@ from sb3_flow.data.columns import (
     observation_dtype,
     reading,
 )
+from sb3_flow.data.oracles import EXPERT_FAMILIES
+from sb3_flow.data.robomimic import read_robomimic
 from sb3_flow.data.validation import check_action_space
 
 if TYPE_CHECKING:
@@ -108,39 +111,68 @@ def _with_successors(names: list[str], columns: dict[str, Column]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- ogbench
 
 
+@dataclass(frozen=True)
+class SingleTask:
+    """
+    What a single-task name of OGBench says.
+
+    :param env_id: OGBench's environment, without the kind of data
+    :param dataset: OGBench's dataset, without the task
+    :param sparse: rewards of -1 until the task is solved, instead of minus the number of unsolved parts
+    """
+
+    env_id: str
+    dataset: str
+    sparse: bool
+
+
+def single_task(name: str) -> SingleTask:
+    """
+    :param name: ``<domain>-<kind of data>[-sparse]-singletask[-taskK]-v0``
+    :raises ValueError: for other names
+    """
+    words = name.split("-")
+    if "singletask" not in words[2:]:
+        raise ValueError(
+            f"'{name}' names no single task, which is what rewards are computed for: use "
+            "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
+            "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
+        )
+    sparse = "sparse" in words
+    words = [word for word in words if word != "sparse"]
+    at = words.index("singletask")
+    return SingleTask("-".join(words[: at - 1] + words[at:]), "-".join([*words[:at], words[-1]]), sparse)
+
+
 def ogbench_source(where: str) -> Source:
     """
     OGBench's raw file, labelled for one task: ``<single-task dataset name>[@<file.npz>]``, for example
     ``cube-single-play-singletask-task1-v0@data/cube-single-play-v0.npz``; without a file, the dataset's file in OGBench's
-    default folder. The file holds one row more than transitions for each episode, whose observation becomes the final one.
+    default folder. With ``-sparse`` after the kind of data (``scene-play-sparse-singletask-v0``) rewards are -1 until the
+    task is solved. The file holds one row more than transitions for each episode, whose observation becomes the final one.
     Nothing is ever downloaded.
 
     :raises FileNotFoundError: saying how to make the file
     :raises ValueError: without a single-task name, and for damaged or unsuitable files
     """
     name, _, file = where.partition("@")
-    words = name.split("-")
-    if "singletask" not in words[2:]:
-        raise ValueError(
-            f"'ogbench:{where}' names no single task, which is what rewards are computed for: use "
-            "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
-            "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
-        )
-    at = words.index("singletask")
-    env_name = "-".join(words[: at - 1] + words[at:])  # without the kind of data, such as "navigate"
-    dataset_name = "-".join([*words[:at], words[-1]])  # without the task
-    path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{dataset_name}.npz"
+    task = single_task(name)
+    path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{task.dataset}.npz"
     if not path.is_file():
+        make = f"Make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
         raise FileNotFoundError(
-            f"'ogbench:{where}': there is no file {path}. Make one with 'python -m sb3_flow.data.generate {dataset_name} "
-            f"--out DIR' and load 'ogbench:{name}@DIR/{dataset_name}.npz'"
+            f"'ogbench:{where}': there is no file {path}. "
+            f"{'Download' if task.dataset.startswith(EXPERT_FAMILIES) else make} OGBench's own with "
+            f"""'python -c "import ogbench; ogbench.download_datasets(['{task.dataset}'], 'DIR')"'; """
+            f"then load 'ogbench:{name}@DIR/{task.dataset}.npz'"
         )
-    return Source([path], partial(_read_ogbench, path, env_name))
+    return Source([path], partial(_read_ogbench, path, task))
 
 
-def _read_ogbench(path: Path, env_name: str, allocate: Allocate) -> Parts:
+def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     require_extra("ogbench", "ogbench", "ogbench")
     relabel_dataset = importlib.import_module("ogbench.relabel_utils").relabel_dataset
+    env_name = task.env_id
     labelled_by = ["qpos", "button_states"] if "scene" in env_name or "puzzle" in env_name else ["qpos"]
     columns = _pick(npz_columns(path), ["observations", "actions", "terminals", *labelled_by], path)
     check_lengths(columns)
@@ -177,7 +209,7 @@ def _read_ogbench(path: Path, env_name: str, allocate: Allocate) -> Parts:
             block = {name: values[rows] for name, values in zip(labelled_by, blocks, strict=True)}
             relabel_dataset(env_name, env, block)
             stop = filled + len(block["qpos"])
-            rewards[filled:stop] = block["rewards"]
+            rewards[filled:stop] = np.where(block["rewards"] != 0, -1, 0) if task.sparse else block["rewards"]
             terminated[filled:stop] = block["masks"] == 0
             filled = stop
     finally:
@@ -315,6 +347,19 @@ def _read_d4rl(path: Path, allocate: Allocate) -> Parts:
     return assemble(picked, terminated, ends, allocate)
 
 
+# -------------------------------------------------------------------------------------------------------------- robomimic
+
+
+def robomimic_source(where: str) -> Source:
+    """
+    A low-dimensional file of RoboMimic (HDF5), for example ``~/.robomimic/can/mh/low_dim_v15.hdf5``; rewards are -1 until
+    the task is solved.
+    """
+    path = _existing_file(where, "robomimic")
+    require_extra("h5py", "d4rl", "robomimic")
+    return Source([path], partial(read_robomimic, path))
+
+
 # -------------------------------------------------------------------------------------------------------------------- sb3
 
 
@@ -414,4 +459,5 @@ SOURCES: dict[str, Callable[[str], Source]] = {
     "d4rl": d4rl_source,
     "sb3": sb3_source,
     "npz": npz_source,
+    "robomimic": robomimic_source,
 }

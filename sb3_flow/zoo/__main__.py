@@ -1,0 +1,128 @@
+"""
+rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, flow_ppo, grpo, gspo, async_ppo) besides its own.
+
+    python -m sb3_flow.zoo train --algo rql --env pointmaze-medium-navigate-singletask-v0 --seed 1
+    python -m sb3_flow.zoo enjoy --algo rql --env pointmaze-medium-navigate-singletask-v0 -f logs
+    python -m sb3_flow.zoo record_video --algo flow_ppo --env CartPole-v1 -f logs
+    python -m sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --n-trials 50     (train -optimize)
+    python -m sb3_flow.zoo plot -a flow_ppo -e CartPole-v1 -f logs                      (the zoo's plot_train)
+
+Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`.
+"""
+
+import importlib
+import runpy
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+
+from sb3_flow.zoo import ALGORITHMS, register
+
+# What a mistake in a command or configuration raises, here, in SB3 and in the zoo
+MISTAKES = (AssertionError, ImportError, OSError, TypeError, ValueError, gym.error.Error)
+PICTURE = "plot_train.png"
+
+
+def train() -> None:
+    """rl-zoo3's ``train``."""
+    importlib.import_module("rl_zoo3.train").train()
+
+
+def optimize() -> None:
+    """rl-zoo3's ``train -optimize``."""
+    sys.argv.append("-optimize")
+    train()
+
+
+def enjoy() -> None:
+    """rl-zoo3's ``enjoy``."""
+    from sb3_flow.zoo.viewing import as_in_training, for_viewing, no_model
+
+    sys.argv += as_in_training(sys.argv[1:])
+    module: Any = importlib.import_module("rl_zoo3.enjoy")
+    download = module.download_from_hub
+    module.download_from_hub = lambda algo, **kwargs: (no_model if algo in ALGORITHMS else download)(algo=algo, **kwargs)
+    with for_viewing():
+        module.enjoy()
+
+
+def record_video() -> None:
+    """rl-zoo3's ``record_video``, a script without a function."""
+    from sb3_flow.zoo.viewing import as_in_training, for_viewing
+
+    sys.argv += as_in_training(sys.argv[1:])
+    with for_viewing():
+        runpy.run_module("rl_zoo3.record_video", run_name="__main__", alter_sys=True)
+
+
+def _plots() -> ModuleType:
+    try:
+        importlib.import_module("rliable.library")
+    except Exception:
+        # The zoo does without one that is missing, but not without one that fails (rliable 1.2's arch 7 does with pandas 3)
+        sys.modules["rliable"] = None  # type: ignore[assignment]
+    return importlib.import_module("rl_zoo3.plots")
+
+
+def plot_train() -> None:
+    """rl-zoo3's ``plot_train``. Where no window can be opened, its picture goes into a file."""
+    from matplotlib import pyplot as plt
+
+    _plots().plot_train()
+    if "agg" == plt.get_backend().lower():
+        plt.savefig(PICTURE)
+        print(f"No window can be opened here: saved as {PICTURE}")
+
+
+def all_plots() -> None:
+    """rl-zoo3's ``all_plots``."""
+    _plots().all_plots()
+
+
+def plot_from_file() -> None:
+    """rl-zoo3's ``plot_from_file``."""
+    _plots().plot_from_file()
+
+
+COMMANDS: dict[str, Callable[[], None]] = {
+    "train": train,
+    "enjoy": enjoy,
+    "record_video": record_video,
+    "optimize": optimize,
+    "plot": plot_train,
+    "plot_train": plot_train,
+    "all_plots": all_plots,
+    "plot_from_file": plot_from_file,
+}
+
+
+def main() -> None:
+    """
+    Run the command that ``sys.argv`` names.
+
+    :raises SystemExit: with one sentence for mistakes in command and configuration. Errors of training keep their traceback
+    """
+    command = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if command in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return
+    if command not in COMMANDS:
+        sys.exit(f"error: there is no command {command!r}; choose from {', '.join(COMMANDS)}")
+    sys.argv = [f"sb3_flow.zoo {command}", *sys.argv[2:]]
+    try:
+        register()
+        importlib.import_module("sb3_flow.zoo.manager").ExperimentManager.training = False
+        COMMANDS[command]()
+    except MISTAKES as error:
+        manager = sys.modules.get("sb3_flow.zoo.manager")
+        if manager is not None and manager.ExperimentManager.training:
+            raise
+        hint = ": pip install 'sb3-flow[zoo]'" if isinstance(error, ImportError) and "pip install" not in str(error) else ""
+        sys.exit(f"error: {error}{hint}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Which algorithms rl-zoo3 is given, under which names, and where their configurations are."""
+
+import importlib
+from pathlib import Path
+
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO
+
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
+    "rql": RQL,
+    "fmq": FMQ,
+    "flow_ppo": PPO,
+    "grpo": GRPO,
+    "gspo": GSPO,
+    "async_ppo": AsyncPPO,
+}
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def config_file(algo: str) -> Path:
+    """
+    :param algo: a key of ``ALGORITHMS``
+    :return: the configuration that is used without ``--conf-file``: ``zoo_configs/<algo>.yml`` of the repository
+    """
+    return CONFIGS / f"{algo}.yml"
+
+
+def register() -> None:
+    """
+    Make algorithms, samplers for ``-optimize`` and configurations known to rl-zoo3. Call it before
+    ``rl_zoo3.train.train()``; a second call changes nothing.
+
+    :raises ImportError: without rl-zoo3
+    """
+    try:
+        zoo = importlib.import_module("rl_zoo3")
+    except ImportError as error:
+        raise ImportError(f"sb3_flow.zoo needs rl-zoo3: pip install 'sb3-flow[zoo]' ({error})") from error
+    # after that check, since these import rl_zoo3
+    from sb3_flow.zoo import manager, samplers
+
+    zoo.ALGOS.update(ALGORITHMS)
+    samplers.register()
+    manager.register()
+
+
+def check_device(device: th.device | str) -> None:
+    """
+    SB3 takes the CPU without a word if there is no GPU; somebody who asks for one wants to know.
+
+    :param device: as given by the user
+    :raises ValueError: if it is a GPU that torch does not see
+    """
+    if th.device("cpu" if device == "auto" else device).type == "cuda" and not th.cuda.is_available():
+        raise ValueError(
+            f"--device {device}: torch {th.__version__} sees no GPU; leave out --device to train on the CPU, or install a "
+            "build of torch for your CUDA driver."
+        )

@@ -1,0 +1,157 @@
+"""
+What ``-optimize`` tries: a sampler for each algorithm, and its counterpart that rebuilds hyperparameters from a trial
+(``--storage ... --trial-id``). They build on rl-zoo3's own.
+
+What is not listed stays as the configuration says, except ``policy_kwargs``, which the zoo replaces as a whole.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+from rl_zoo3 import hyperparams_opt as zoo
+
+Params = dict[str, Any]
+Sampler = Callable[[optuna.Trial, int, int, dict], Params]
+
+
+def _off_policy(trial: optuna.Trial) -> Params:
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 5e-5, 2e-3, log=True),
+        "batch_size_pow": trial.suggest_int("batch_size_pow", 6, 9),
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
+        "tau": trial.suggest_float("tau", 0.001, 0.05, log=True),
+        "horizon_length": trial.suggest_categorical("horizon_length", [1, 3, 5]),
+        "net_arch": trial.suggest_categorical("net_arch", ["small", "medium", "large", "verybig"]),
+    }
+
+
+def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """
+    Sampler for RQL. ``alpha`` matters most; its range and that of ``expectile`` contain all published values.
+
+    :param trial: Optuna's trial
+    :param n_actions: dimension of the actions (not used)
+    :param n_envs: number of environments (not used)
+    :param additional_args: of the zoo (not used)
+    :return: hyperparameters
+    """
+    return convert_rql_params(
+        {
+            **_off_policy(trial),
+            "alpha": trial.suggest_float("alpha", 0.03, 30.0, log=True),
+            "expectile": trial.suggest_categorical("expectile", [0.5, 0.7, 0.9]),
+            "rho": trial.suggest_categorical("rho", [0.0, 0.5]),
+        }
+    )
+
+
+def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """Sampler for FMQ: see :func:`sample_rql_params`."""
+    return convert_fmq_params(
+        {
+            **_off_policy(trial),
+            "n_candidates": trial.suggest_categorical("n_candidates", [4, 8, 32]),
+            "beta": trial.suggest_float("beta", 0.0, 1.0),
+            "eta": trial.suggest_float("eta", 0.05, 1.0, log=True),
+            "radius": trial.suggest_categorical("radius", ["released", "published"]),
+        }
+    )
+
+
+convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params
+
+
+def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """Sampler for PPO, what the zoo tries and the choices of ours: see :func:`sample_rql_params`."""
+    return _clip_higher(
+        {
+            **zoo.sample_ppo_params(trial, n_actions, n_envs, additional_args),
+            "advantage": trial.suggest_categorical("advantage", ["gae", "vtrace"]),
+            "clip_higher": trial.suggest_float("clip_higher", 1.0, 2.0),
+        }
+    )
+
+
+def sample_async_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """Sampler for AsyncPPO: see :func:`sample_rql_params`."""
+    return {
+        **sample_flow_ppo_params(trial, n_actions, n_envs, additional_args),
+        "policy_loss": trial.suggest_categorical("policy_loss", ["clip", "decoupled"]),
+    }
+
+
+def _group(trial: optuna.Trial, n_envs: int) -> Params:
+    sizes = [size for size in (4, 8, 16, 32) if n_envs % size == 0]
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 5e-3, log=True),
+        "batch_size_pow": trial.suggest_int("batch_size_pow", 6, 12),
+        "n_epochs": trial.suggest_categorical("n_epochs", [1, 5, 10, 20]),
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.0001, 0.1, log=True),
+        "ent_coef": trial.suggest_float("ent_coef", 1e-8, 0.1, log=True),
+        "clip_range": trial.suggest_categorical("clip_range", [0.1, 0.2, 0.3, 0.4]),
+        "clip_higher": trial.suggest_float("clip_higher", 1.0, 2.0),
+        "max_grad_norm": trial.suggest_float("max_grad_norm", 0.3, 2.0),
+        "group_size": trial.suggest_categorical("group_size", sizes or [n_envs]),
+        "scale": trial.suggest_categorical("scale", ["batch", "group", "none"]),
+        "net_arch": trial.suggest_categorical("net_arch", ["tiny", "small", "medium"]),
+        "activation_fn": trial.suggest_categorical("activation_fn", ["tanh", "relu"]),
+    }
+
+
+def sample_grpo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """Sampler for GRPO. ``n_steps`` is the longest episode and no matter of taste: see :func:`sample_rql_params`."""
+    aggregation = trial.suggest_categorical("aggregation", ["step", "episode", "constant"])
+    return convert_group_params({**_group(trial, n_envs), "aggregation": aggregation})
+
+
+def sample_gspo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+    """Sampler for GSPO: see :func:`sample_grpo_params`."""
+    credit = trial.suggest_categorical("credit", ["outcome", "return_to_go"])
+    return convert_group_params({**_group(trial, n_envs), "credit": credit})
+
+
+def _clip_higher(params: Params) -> Params:
+    """The upper clip range is tried as a multiple of the lower one."""
+    params = dict(params)
+    params["clip_range_high"] = params["clip_range"] * params.pop("clip_higher")
+    return params
+
+
+def convert_on_policy_params(sampled_params: Params) -> Params:
+    """
+    :param sampled_params: what a trial recorded
+    :return: hyperparameters
+    """
+    return _clip_higher(zoo.convert_onpolicy_params(sampled_params))
+
+
+def convert_group_params(sampled_params: Params) -> Params:
+    """:func:`convert_on_policy_params` without the GAE parameter, which has no effect here."""
+    params = convert_on_policy_params({"one_minus_gae_lambda": 0.0, **sampled_params})
+    del params["gae_lambda"]
+    return params
+
+
+def register() -> None:
+    """Hand the samplers and converters to rl-zoo3."""
+    zoo.HYPERPARAMS_SAMPLER.update(
+        {
+            "rql": sample_rql_params,
+            "fmq": sample_fmq_params,
+            "flow_ppo": sample_flow_ppo_params,
+            "grpo": sample_grpo_params,
+            "gspo": sample_gspo_params,
+            "async_ppo": sample_async_ppo_params,
+        }
+    )
+    zoo.HYPERPARAMS_CONVERTER.update(
+        {
+            "rql": convert_rql_params,
+            "fmq": convert_fmq_params,
+            "flow_ppo": convert_on_policy_params,
+            "grpo": convert_group_params,
+            "gspo": convert_group_params,
+            "async_ppo": convert_on_policy_params,
+        }
+    )

@@ -1,0 +1,256 @@
+"""
+The commands of ``python -m sb3_flow.zoo``: each does what its rl-zoo3 namesake does, with our algorithms. rl-zoo3 exchanges
+Gymnasium's TimeLimit when it is imported: within tests, which come last.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+import yaml
+from stable_baselines3.common.vec_env import DummyVecEnv
+from tasks import PointEnv
+from zoo_commands import ALGOS, MAZE, SMALL, environment, python, train, zoo
+
+from sb3_flow import GRPO, RQL
+from sb3_flow.data.generate import generate
+from sb3_flow.zoo import ALGORITHMS, config_file
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """A folder in which every algorithm was trained once, as tests need it."""
+    folder, trained = tmp_path_factory.mktemp("zoo"), set()
+
+    def of(algo):
+        if algo not in trained:
+            trained.add(algo)
+            train(algo, folder, *SMALL[algo], "--eval-freq", 200, "--eval-episodes", 2, "-tb", folder / "tensorboard")
+        return folder
+
+    return of
+
+
+def run_folder(folder, algo, number=1):
+    return folder / algo / f"{environment(algo)}_{number}"
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_train(algo, logs):
+    folder = run_folder(logs(algo), algo)
+    env_id = environment(algo)
+    assert (folder / f"{env_id}.zip").is_file() and (folder / "best_model.zip").is_file()
+    assert len(np.load(folder / "evaluations.npz")["timesteps"])
+    assert len((folder / "0.monitor.csv").read_text().splitlines()) > 2  # episodes, also those of a collector process
+    hyperparams = dict(yaml.unsafe_load((folder / env_id / "config.yml").read_text()))
+    configured = yaml.safe_load(config_file(algo).read_text())[env_id]
+    assert hyperparams.keys() >= configured.keys()  # without being told where they are
+    assert list((logs(algo) / "tensorboard" / env_id).rglob("events.*"))
+    model = ALGORITHMS[algo].load(folder / f"{env_id}.zip")
+    assert type(model) is ALGORITHMS[algo] and model.num_timesteps >= 200 and model._n_updates > 0
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_enjoy(algo, logs, capsys):
+    folder = logs(algo)
+    capsys.readouterr()
+    zoo("enjoy", "--algo", algo, "--env", environment(algo), "-f", folder, "-n", 220, "--no-render", "--device", "cpu")
+    out = capsys.readouterr().out
+    assert "Mean reward:" in out and "Mean episode length:" in out
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_record_video(algo, logs, capsys):
+    folder = logs(algo)
+    zoo("record_video", "--algo", algo, "--env", environment(algo), "-f", folder, "-n", 20)
+    (video,) = (run_folder(folder, algo) / "videos").glob("*.mp4")
+    assert video.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_continue(algo, logs, capsys):
+    folder, env_id = logs(algo), environment(algo)
+    first = run_folder(folder, algo) / f"{env_id}.zip"
+    train(algo, folder, "-i", first, *SMALL[algo], "--eval-freq", -1)
+    assert "Loading pretrained agent" in capsys.readouterr().out
+    (second,) = {path for path in (folder / algo).glob(f"*/{env_id}.zip")} - {first}
+    before, after = (ALGORITHMS[algo].load(path) for path in (first, second))
+    assert after._n_updates > before._n_updates
+    weights = zip(before.policy.parameters(), after.policy.parameters(), strict=True)
+    assert any(not th.equal(one, other) for one, other in weights)
+
+
+# whose trials are cheap ones
+SEEDS = {"rql": 242, "fmq": 150, "flow_ppo": 44, "grpo": 0, "gspo": 0, "async_ppo": 15}
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_optimize(algo, tmp_path, capsys):
+    small = [*SMALL[algo][:-1], 120] if algo in ("rql", "fmq") else ["-params", "n_envs:2", *SMALL[algo]]
+    small = SMALL[algo] if algo in ("grpo", "gspo") else small
+    options = ["--n-trials", 2, "--n-startup-trials", 1, "--n-evaluations", 1, "--eval-episodes", 1, "--sampler", "random"]
+    zoo(
+        *("optimize", "--algo", algo, "--env", environment(algo), "-f", tmp_path, "--seed", SEEDS[algo], "--device", "cpu"),
+        *(*options, "--no-optim-plots", *small),
+    )
+    (report,) = (tmp_path / algo).glob("report_*.csv")
+    rows = report.read_text().splitlines()
+    assert len(rows) == 3 and rows[1].endswith("COMPLETE")
+    assert "Best trial:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
+    import optuna
+
+    from sb3_flow.zoo import register
+
+    register()
+    from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    env = DummyVecEnv([PointEnv, PointEnv])
+    for _ in range(10):
+        trial = study.ask()
+        sampled = HYPERPARAMS_SAMPLER[algo](trial, 2, 16, {})
+        rebuilt = HYPERPARAMS_CONVERTER[algo](trial.params)
+        assert rebuilt == sampled
+        if issubclass(ALGORITHMS[algo], GRPO):
+            assert 16 % sampled["group_size"] == 0
+            sampled["group_by"] = "none"  # PointEnv is not wrapped
+        ALGORITHMS[algo]("MlpPolicy", env, device="cpu", **sampled)  # all of it is known and allowed
+
+
+def test_plot_two_runs(logs, tmp_path, monkeypatch, capsys):
+    train("flow_ppo", logs("flow_ppo"), "-n", 300, "--eval-freq", -1)
+    monkeypatch.chdir(tmp_path)
+    from matplotlib import pyplot as plt
+
+    plt.switch_backend("agg")
+    zoo("plot", "-a", "flow_ppo", "-e", "CartPole-v1", "-f", logs("flow_ppo"), "-w", 2)
+    labels = [text.get_text() for text in plt.gca().get_legend().get_texts()]
+    assert "CartPole-v1_1" in labels and len(labels) >= 2
+    assert (tmp_path / "plot_train.png").stat().st_size > 5000
+    assert "plot_train.png" in capsys.readouterr().out
+    if sys.modules.get("rliable", True) is None:
+        del sys.modules["rliable"]  # which the command hides if it cannot be imported
+
+
+# ------------------------------------------------------------------------------------------- data first, then environment
+
+
+@pytest.fixture(scope="module")
+def maze_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return generate("pointmaze-medium-navigate", 3, out=folder, episode_length=50, progress_bar=False)
+
+
+def test_one_command_does_both_phases(maze_file, tmp_path, capsys):
+    dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
+    small = ["-params", dataset, "offline_steps:40", "policy_kwargs:dict(net_arch=[16,16])", "-n", 60]
+    command = ["--algo", "rql", "--env", MAZE, "-f", tmp_path, "--seed", 1, "--device", "cpu", *small, "--env-kwargs"]
+    zoo("train", *command, "max_episode_steps:30", "--eval-freq", 20, "--eval-episodes", 2, "--save-freq", 30)
+    folder = tmp_path / "rql" / f"{MAZE}_1"
+    model = RQL.load(folder / f"{MAZE}.zip")
+    assert model.offline_updates == 40 and model.num_timesteps == 60
+    # evaluated and saved in both phases: after 20, 40 gradient steps, and after 20, 40, 60 environment steps
+    evaluations = np.load(folder / "evaluations.npz")
+    assert evaluations["timesteps"].tolist() == [20, 40, 20, 40, 60] and evaluations["successes"].shape == (5, 2)
+    assert "is_success" in (folder / "0.monitor.csv").read_text()
+    statistics = np.load(folder / MAZE / "vecnormalize.pkl", allow_pickle=True)
+    assert statistics.obs_rms.count > 100  # of the dataset
+    capsys.readouterr()
+    zoo("enjoy", "--algo", "rql", "--env", MAZE, "-f", tmp_path, "-n", 31, "--no-render", "--device", "cpu")
+    assert "Success rate:" in capsys.readouterr().out
+    # goes on without doing the offline phase again
+    again = ["-i", folder / f"{MAZE}.zip", "--eval-freq", -1]
+    zoo("train", *command, "max_episode_steps:30", *again)
+    assert RQL.load(tmp_path / "rql" / f"{MAZE}_2" / f"{MAZE}.zip").offline_updates == 40
+
+
+def test_trials_with_an_offline_phase_are_evaluated_in_it(maze_file, tmp_path, capsys):
+    dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
+    small = ["-params", dataset, "offline_steps:20", "n_timesteps:0"]
+    options = ["--n-trials", 1, "--n-evaluations", 2, "--eval-episodes", 1, "--sampler", "random", "--no-optim-plots"]
+    command = ["--algo", "fmq", "--env", MAZE, "-f", tmp_path, "--seed", 3, "--device", "cpu", *small]
+    zoo("optimize", *command, *options, "--optimization-log-path", tmp_path, "--env-kwargs", "max_episode_steps:20")
+    assert np.load(tmp_path / "trial_0" / "evaluations.npz")["timesteps"].tolist() == [10, 20]
+
+
+def test_evaluations_are_stochastic_where_the_configuration_says_so(maze_file, tmp_path, monkeypatch):
+    from stable_baselines3.common import callbacks
+
+    modes = []
+    monkeypatch.setattr(
+        callbacks, "evaluate_policy", lambda *_, deterministic, **__: (modes.append(deterministic), ([0.0], [1]))[1]
+    )
+    for value in ("False", "True"):
+        dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
+        small = ["-params", dataset, "offline_steps:2", f"deterministic_eval:{value}", "policy_kwargs:dict(net_arch=[8])"]
+        zoo("train", "--algo", "rql", "--env", MAZE, "-f", tmp_path, *small, "-n", 1, "--eval-freq", 2, "--device", "cpu")
+    assert modes == [False, True]
+
+
+def test_viewing_acts_as_the_evaluations_of_training(tmp_path):
+    from sb3_flow.zoo import register
+
+    register()
+    from sb3_flow.zoo.viewing import as_in_training
+
+    for number, text in ((1, "deterministic_eval: false"), (2, "deterministic_eval: true"), (3, "gamma: 0.9")):
+        config = tmp_path / "rql" / f"{MAZE}_{number}" / MAZE / "config.yml"
+        config.parent.mkdir(parents=True)
+        config.write_text(text)
+    command = ["--algo", "rql", "--env", MAZE, "-f", str(tmp_path)]
+    assert as_in_training(command) == as_in_training([*command, "--exp-id", "2"]) == []
+    fresh = [*command, "-n", "50", "--exp-id", "1"]
+    assert as_in_training(fresh) == ["--stochastic"]
+    assert as_in_training([*fresh, "--deterministic"]) == as_in_training([*fresh, "--stochastic"]) == []
+    assert as_in_training(["--algo", "rql", "--env", "nothing", "--help"]) == []
+
+
+def test_viewing_a_model_makes_no_room_for_steps(logs):
+    folder = run_folder(logs("rql"), "rql")
+    from sb3_flow.zoo import register
+    from sb3_flow.zoo.viewing import for_viewing
+
+    register()
+    import rl_zoo3
+
+    with for_viewing():
+        model = rl_zoo3.ALGOS["rql"].load(folder / "Pendulum-v1.zip", device="cpu")
+    assert model.replay_buffer.buffer_size == 1
+    assert rl_zoo3.ALGOS["rql"] is RQL
+
+
+# ------------------------------------------------------------------------------------------------------------------ packaging
+
+
+def test_the_core_imports_neither_rl_zoo3_nor_ogbench():
+    ended = python("import sys, sb3_flow, sb3_flow.zoo; print(sorted({'rl_zoo3', 'ogbench', 'optuna'} & set(sys.modules)))")
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_as_a_command_from_an_empty_folder(tmp_path):
+    root = Path(__file__).parents[1]
+    command = "-m sb3_flow.zoo train --algo rql --env Pendulum-v1 -n 110 --seed 1 --device cpu --eval-freq -1 -params".split()
+    ended = subprocess.run(
+        [sys.executable, *command, "policy_kwargs:dict(net_arch=[8])", "learning_starts:100"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "logs/rql/Pendulum-v1_1/Pendulum-v1.zip").is_file()
+    saved = yaml.unsafe_load((tmp_path / "logs/rql/Pendulum-v1_1/Pendulum-v1/config.yml").read_text())
+    assert dict(saved)["n_critics"] == 2  # of the configuration that comes with the package
+
+
+def test_help(capsys):
+    zoo()
+    assert "record_video" in capsys.readouterr().out

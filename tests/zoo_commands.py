@@ -1,0 +1,52 @@
+"""Running the commands of ``python -m sb3_flow.zoo`` in tests."""
+
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+from sb3_flow.zoo import ALGORITHMS
+
+ALGOS = sorted(ALGORITHMS)
+MAZE = "pointmaze-medium-navigate-singletask-v0"
+# smaller than in the configurations, and just enough of it
+SMALL = {
+    "rql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "fmq": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "flow_ppo": ["-n", "300"],
+    "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
+    "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
+    "async_ppo": ["-n", "300"],
+}
+
+
+def environment(algo):
+    return "Pendulum-v1" if algo in ("rql", "fmq") else "CartPole-v1"
+
+
+def zoo(*arguments):
+    """``python -m sb3_flow.zoo ...`` in this process."""
+    before = sys.argv
+    sys.argv = ["python -m sb3_flow.zoo", *map(str, arguments)]
+    try:
+        runpy.run_module("sb3_flow.zoo", run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv = before
+
+
+def mistake(*arguments):
+    """:return: what the command ends with"""
+    with pytest.raises(SystemExit) as ended:
+        zoo(*arguments)
+    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+    return ended.value.code
+
+
+def train(algo, folder, *arguments):
+    zoo("train", "--algo", algo, "--env", environment(algo), "-f", folder, "--seed", 1, "--device", "cpu", *arguments)
+
+
+def python(code):
+    """A process of its own."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
