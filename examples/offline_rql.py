@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200, help="episodes of the log")
     parser.add_argument("--steps", type=int, default=2_500, help="gradient steps of each training")
+    parser.add_argument("--eval-episodes", type=int, default=50, help="episodes of each row of the table")
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder of the picture and the model")
     arguments = parser.parse_args()
     out = arguments.out / "offline_rql"
@@ -97,7 +98,9 @@ def main() -> None:
         model.learn_offline(dataset, arguments.steps, log_interval=None)
         for mode, noise in (("sample", "fresh noise"), ("zero", "zero noise")):
             model.set_evaluation_mode(mode)
-            played[f"{name}, {noise}"] = play(env, lambda position, _, model=model: model.predict(position)[0], 50)
+            played[f"{name}, {noise}"] = play(
+                env, lambda position, _, model=model: model.predict(position)[0], arguments.eval_episodes
+            )
     model.save(out / "model")
 
     figure, axes = plt.subplots(1, len(played), figsize=(18, 3.5), sharey=True)

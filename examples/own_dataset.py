@@ -39,7 +39,7 @@ class Boat(gym.Env):
         return self.position.astype(np.float32), -1.0, docked, False, {}
 
 
-gym.register("Boat-v0", Boat, max_episode_steps=50)
+gym.register("Boat-v0", f"{__name__}:Boat", max_episode_steps=50)  # a name, for Minari to store
 
 
 def log(env: gym.Env, episodes: int) -> dict[str, np.ndarray]:

@@ -50,7 +50,7 @@ def test_drop_in_ppo(capsys: Any) -> None:
 
 
 def test_offline_rql(tmp_path: Path, capsys: Any) -> None:
-    run("offline_rql", "--episodes", 3, "--steps", 3, "--out", tmp_path)
+    run("offline_rql", "--episodes", 3, "--steps", 3, "--eval-episodes", 2, "--out", tmp_path)
     out = capsys.readouterr().out
     assert "in 3 trajectories" in out and out.count("arrives") == 5
     assert (tmp_path / "offline_rql" / "paths.png").stat().st_size > 10_000
@@ -59,13 +59,13 @@ def test_offline_rql(tmp_path: Path, capsys: Any) -> None:
 
 def test_offline_to_online_fmq(tmp_path: Path, capsys: Any) -> None:
     sizes = ("--episodes", 2, "--episode-length", 60, "--workers", 1, "--eval-episodes", 1)
-    run("offline_to_online_fmq", *sizes, "--offline-steps", 3, "--online-steps", 30, "--out", tmp_path)
+    run("offline_to_online_fmq", *sizes, "--offline-steps", 3, "--online-steps", 32, "--out", tmp_path)
     folder = tmp_path / "offline_to_online_fmq"
     out = capsys.readouterr().out
-    assert "offline, step     3" in out and "online, step    30" in out
+    assert "offline, step     3" in out and "online, step    32" in out
     assert (folder / "curve.png").stat().st_size > 10_000
     model = FMQ.load(folder / "model.zip")
-    assert (model.offline_updates, model.num_timesteps) == (3, 30)
+    assert (model.offline_updates, model.num_timesteps) == (3, 32)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:minari.*")
