@@ -39,7 +39,7 @@ class Boat(gym.Env):
         return self.position.astype(np.float32), -1.0, docked, False, {}
 
 
-gym.register("Boat-v0", f"{__name__}:Boat", max_episode_steps=50)  # a name, for Minari to store
+gym.register("Boat-v0", Boat, max_episode_steps=50)
 
 
 def log(env: gym.Env, episodes: int) -> dict[str, np.ndarray]:
@@ -58,28 +58,50 @@ def log(env: gym.Env, episodes: int) -> dict[str, np.ndarray]:
     return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
+def to_minari(arrays: dict[str, np.ndarray], env: gym.Env) -> str:
+    """Write the log as a Minari dataset. Its `DataCollector` would log by itself; it needs the extra `minari[create]`."""
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
+    episodes, first = [], 0
+    for last in np.flatnonzero(arrays["trajectory_ends"]):
+        rows = slice(first, last + 1)
+        terminated = arrays["terminated"][rows]
+        episodes.append(
+            EpisodeBuffer(
+                id=len(episodes),
+                observations=np.concatenate([arrays["observations"][rows], arrays["next_observations"][[last]]]),
+                actions=arrays["actions"][rows],
+                rewards=arrays["rewards"][rows],
+                terminations=terminated,
+                truncations=arrays["trajectory_ends"][rows] & ~terminated,
+            )
+        )
+        first = last + 1
+    name = "boat/controller-v0"
+    if name in minari.list_local_datasets():
+        minari.delete_dataset(name)
+    about = dict.fromkeys(("author", "author_email", "code_permalink", "description"), "none")
+    box = {"observation_space": env.observation_space, "action_space": env.action_space}
+    minari.create_dataset_from_buffers(name, episodes, algorithm_name="controller", **box, **about)
+    return f"minari:{name}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200, help="episodes to log")
     parser.add_argument("--steps", type=int, default=2_000, help="gradient steps of each training")
-    parser.add_argument("--minari", action="store_true", help="log with Minari's DataCollector")
+    parser.add_argument("--minari", action="store_true", help="write the log as a Minari dataset and load that")
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder of the model")
     arguments = parser.parse_args()
     out = arguments.out / "own_dataset"
     th.set_num_threads(1)  # small networks are slower with more
 
     env = gym.make("Boat-v0")
+    arrays = log(env, arguments.episodes)
     if arguments.minari:
-        import minari
-
-        collector = minari.DataCollector(env)
-        log(collector, arguments.episodes)
-        if "boat/controller-v0" in minari.list_local_datasets():
-            minari.delete_dataset("boat/controller-v0")
-        collector.create_dataset("boat/controller-v0", algorithm_name="controller")
-        dataset = OfflineDataset.load("minari:boat/controller-v0")
+        dataset = OfflineDataset.load(to_minari(arrays, env))
     else:
-        arrays = log(env, arguments.episodes)
         dataset = OfflineDataset.from_arrays(
             **arrays, observation_space=env.observation_space, action_space=env.action_space, source="the boat's log"
         )
