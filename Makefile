@@ -8,7 +8,7 @@ SEATS := RQL FMQ PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
-.PHONY: demo test unit suite lint type format clean
+.PHONY: demo test unit suite lint type doc format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -44,6 +44,12 @@ lint: $(INSTALLED)
 
 type: $(INSTALLED)
 	$(BIN)/mypy
+
+doc: $(INSTALLED)  ## this README and the docstrings as web pages; a warning is an error
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[doc]'
+	mkdir -p .cache/doc/source
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c .doc .cache/doc/source .cache/doc/html
+	@echo "open .cache/doc/html/index.html"
 
 format: $(INSTALLED)
 	$(BIN)/ruff format $(FILES)

@@ -1,7 +1,25 @@
 """A network whose parameters, gradients and Adam moments are views of flat vectors."""
 
+import copy
+from typing import Any
+
 import torch as th
 from torch import nn
+
+
+def own_tensors(state: Any) -> Any:
+    """
+    :param state: a state dict, or several in a dict
+    :return: the same with tensors of their own: torch's optimizers keep the tensors that they are given and write into them,
+        and a view is saved with all of the vector that it is part of
+    """
+    if isinstance(state, th.Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        copied = copy.copy(state)  # keeps torch's metadata
+        copied.update({key: own_tensors(value) for key, value in state.items()})
+        return copied
+    return [own_tensors(one) for one in state] if isinstance(state, list) else state
 
 
 class FlatParameters:
@@ -17,7 +35,8 @@ class FlatParameters:
     def __init__(self, module: nn.Module, optimizer: th.optim.Adam):
         self.parameters, self.optimizer = list(module.parameters()), optimizer
         size = sum(parameter.numel() for parameter in self.parameters)
-        self.values, self.gradients, self.exp_avg, self.exp_avg_sq = th.zeros(4, size).unbind()
+        # not one tensor of four rows: torch saves all of the memory that a view is part of
+        self.values, self.gradients, self.exp_avg, self.exp_avg_sq = (th.zeros(size) for _ in range(4))
         self.offsets: dict[th.Tensor, int] = {}
         offset = 0
         for parameter in self.parameters:

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checks import check_choice, check_minimum
 from sb3_flow.common.collection import RolloutCollection, stack_observations
 from sb3_flow.common.estimators import KINDS, Estimator
+from sb3_flow.common.flat import own_tensors
 from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native import NativeLearner, NativeLoops, not_covered
@@ -382,12 +383,20 @@ class PolicyGradient(RolloutCollection):
             if value is not None:
                 self.logger.record(f"train/{name}", value)
 
+    def get_parameters(self) -> dict[str, dict]:
+        """
+        Parameters of the policy and its optimizer, as SB3's, but copies: another model that is given them may go on learning.
+
+        :return: state dicts by name
+        """
+        return own_tensors(super().get_parameters())
+
     def set_parameters(
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
-        Load parameters from a file or a dictionary, as SB3 does; also those of a model without a reference policy: the
-        "initial" one is then the policy that is loaded, any other stays.
+        Load parameters from a file or a dictionary, which is left as it is, as SB3 does; also those of a model without a
+        reference policy: the "initial" one is then the policy that is loaded, any other stays.
 
         :param load_path_or_dict: path of a saved model, or parameters as :meth:`get_parameters` returns them
         :param exact_match: the parameters must be those of all networks and optimizers
@@ -399,14 +408,15 @@ class PolicyGradient(RolloutCollection):
         if self.reference is not None and "reference" not in parameters and "policy" in parameters:
             initial = isinstance(self.reference_policy, str) and self.reference_policy == "initial"
             parameters = parameters | {"reference": parameters["policy"] if initial else self.reference.state_dict()}
-        super().set_parameters(parameters, exact_match, device)
+        super().set_parameters(own_tensors(parameters), exact_match, device)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         names, tensors = super()._get_torch_save_params()
         return [*names, "reference"] if self._has_reference else names, tensors
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "reference", "native"]
+        # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
+        excluded = [*super()._excluded_save_params(), "reference", "native", "groups"]
         if not isinstance(self.reference_policy, str):
             excluded.append("reference_policy")  # its weights are saved
         return excluded

@@ -67,7 +67,7 @@ def effective_radius(
 ) -> th.Tensor:
     """
     Radius that shrinks where the critics disagree: numerator / (1 + beta delta) (Eq. 13), with delta the members'
-    population standard deviation relative to its mean over the batch. The published delta, |Q_1 - Q_2| / sqrt(2),
+    population standard deviation relative to its mean over the batch. The published delta, ``|Q_1 - Q_2| / sqrt(2)``,
     differs by a factor that cancels.
 
     :param q_values: values of the members at the guided actions, shape ``(K, B)``

@@ -78,14 +78,14 @@ class RQLPolicy(GenerativePolicy):
 
     Which noise an action starts from, by ``evaluation_mode`` and ``deterministic``:
 
-    =============  ==========================================  =============================================
-    mode           ``deterministic=False``                     ``deterministic=True`` (repeatable)
-    =============  ==========================================  =============================================
-    ``sample``     fresh Gaussian noise (the paper's protocol)  one fixed noise vector
-    ``zero``       zeros                                       zeros
+    =============  ==============================================  =========================================
+    mode           ``deterministic=False``                         ``deterministic=True`` (repeatable)
+    =============  ==============================================  =========================================
+    ``sample``     fresh Gaussian noise (the paper's protocol)     one fixed noise vector
+    ``zero``       zeros                                           zeros
     ``best_of_n``  best of n fresh samples by mean_k V_k(s, a, 1)  best of a fixed bank of n by the same
-    ``qgbs``       Q-guided beam search, width 4 (FMQ)         from the bank, same noise in all branches
-    =============  ==========================================  =============================================
+    ``qgbs``       Q-guided beam search, width 4 (FMQ)             from the bank, same noise in all branches
+    =============  ==============================================  =========================================
 
     All of them use the moving average of the actor; only exploration (``explore_chunk``) uses the actor itself.
 
