@@ -74,7 +74,7 @@ def main() -> None:
     curves = {}
     for phase, steps in (("offline", arguments.offline_steps), ("online", arguments.online_steps)):
         callback = EvalCallback(
-            make_env(10, training=False),
+            make_env(min(10, arguments.eval_episodes), training=False),
             n_eval_episodes=arguments.eval_episodes,
             eval_freq=max(1, steps // 2),
             log_path=str(out / phase),
