@@ -79,7 +79,7 @@ def main() -> None:
 
     print(f"{'phase':<8} {'key':<28} {'points':>6} {'first':>14} {'last':>16}")
     for phase, folder in (("offline", offline), ("online", model.logger.dir)):
-        events = EventAccumulator(folder).Reload()
+        events = EventAccumulator(folder, {"images": 0}).Reload()  # all of them
         print(f"{phase:<8} {'samples/actions (pictures)':<28} {len(events.Images('samples/actions')):6}")
         for key in ("samples/deviation", "samples/share_left", "train/critic_loss", "rollout/ep_rew_mean"):
             if key in events.Tags()["scalars"]:
