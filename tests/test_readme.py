@@ -78,7 +78,7 @@ SMALLER = {
     "sb3_flow.data.generate": ["200=2", "--workers 2=--workers 1"],
     "sb3_flow.zoo train --algo rql": ["-n 20 --eval-freq 20 --eval-episodes 1", "-params=-params offline_steps:2"],
     "sb3_flow.zoo train": ["-n 600 --eval-freq 300 --eval-episodes 2"],
-    "sb3_flow.zoo enjoy": ["500=20"],
+    "sb3_flow.zoo enjoy": [],
     "sb3_flow.zoo optimize": ["50=2", "-n 300 --n-startup-trials 1 --n-evaluations 1 --no-optim-plots --storage study.log"],
     "sb3_flow.zoo plot": [],
 }
@@ -103,7 +103,7 @@ def test_commands(command, folder, monkeypatch, capsys):
     before = {path for path in folder.rglob("*") if path.is_file()}
     runpy.run_module(module, run_name="__main__", alter_sys=False)
     if "enjoy" in arguments:
-        assert "Mean reward" in capsys.readouterr().out or "Episode" in capsys.readouterr().out
+        assert "Mean reward" in capsys.readouterr().out
     else:
         assert {path for path in folder.rglob("*") if path.is_file()} > before
 

@@ -44,7 +44,8 @@ def scalars(folder):
     """:return: steps and values by tag, read back from the event files of a run"""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     accumulator.Reload()
-    tags = {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
+    # as they were written: files of one second are named by a counter, and 10 is read before 9
+    tags = {tag: sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time) for tag in accumulator.Tags()["scalars"]}
     return {tag: ([event.step for event in events], [event.value for event in events]) for tag, events in tags.items()}
 
 
