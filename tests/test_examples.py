@@ -43,10 +43,10 @@ def test_drop_in_ppo(capsys: Any) -> None:
     run("drop_in_ppo", "--steps", 1)
     rows = capsys.readouterr().out.splitlines()[1:]
     names = [row.split("  ")[0] for row in rows]
-    assert names == ["stable_baselines3.PPO", "sb3_flow.PPO (the same numbers)", 'sb3_flow.PPO(backend="auto")']
+    assert names == ["stable_baselines3.PPO", "sb3_flow.PPO", 'sb3_flow.PPO(backend="torch")']
     speeds, returns = ([float(row[40:].split()[column]) for row in rows] for column in (0, 2))
     assert min(speeds) > 0
-    assert returns[0] == returns[1] > 0  # the same numbers
+    assert returns[0] == returns[2] > 0  # the same numbers
 
 
 def test_offline_rql(tmp_path: Path, capsys: Any) -> None:
