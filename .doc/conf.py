@@ -43,7 +43,8 @@ def described(module: ModuleType, names: list[str]) -> Iterator[str]:
             yield from (f".. py:data:: {full}", f"   :value: {value!r}", "")
             continue
         kind = "class" if inspect.isclass(value) else "function" if named else "data"
-        yield f".. auto{kind}:: {full}"
+        # of a dictionary autodoc would show the docstring of `dict`
+        yield f".. py:data:: {full}" if isinstance(value, dict) else f".. auto{kind}:: {full}"
         yield from ("   :members:", "   :show-inheritance:", "") if kind == "class" else ("",)
 
 
