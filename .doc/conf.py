@@ -24,6 +24,7 @@ html_theme = "furo"
 html_title = f"sb3_flow {version}"
 myst_heading_anchors = 3  # README.md links to its own headings
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # those of Gymnasium are not in Sphinx's language
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 
@@ -74,7 +75,7 @@ def write_pages(app: Sphinx) -> None:
         (source / f"{package.__name__}.rst").write_text("\n".join(lines))
     readme = os.path.relpath(Path(app.confdir).parent / "README.md", source)
     contents = "\n".join(package.__name__ for package in packages)
-    index = f"```{{include}} {readme}\n```\n\n```{{toctree}}\n:hidden:\n:caption: Reference\n\n{contents}\n```\n"
+    index = f"```{{include}} {readme}\n:relative-images:\n```\n\n```{{toctree}}\n:hidden:\n:caption: Reference\n\n{contents}\n```\n"
     (source / "index.md").write_text(index)
 
 
