@@ -63,9 +63,8 @@ def share_of_the_paying_mode(monkeypatch, version, seed):
     return (np.linalg.norm(actions - MODES[0], axis=1) < 0.4).mean()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_learns_which_mode_pays(monkeypatch, seed):
-    assert share_of_the_paying_mode(monkeypatch, "whole", seed) > THRESHOLD
+def test_learns_which_mode_pays(monkeypatch):
+    assert share_of_the_paying_mode(monkeypatch, "whole", seed=0) > THRESHOLD
 
 
 @pytest.mark.parametrize("version", ["behaviour cloning", "flipped sign", "pure noise", "interpolation"])
