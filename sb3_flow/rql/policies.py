@@ -36,14 +36,14 @@ class FlowActor(GenerativeActor):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
 
-    def velocity(self, observation: PyTorchObs) -> Velocity:
-        """:return: ``velocity(x, t)`` closed over a batch of observations"""
-        return self.velocity_net.bind(self.extract_features(observation, self.features_extractor))
+    def velocity(self, observation: PyTorchObs, n_candidates: int = 1) -> Velocity:
+        """:return: ``velocity(x, t)`` closed over a batch of observations, each for ``n_candidates`` successive rows of x"""
+        features = self.extract_features(observation, self.features_extractor)
+        return self.velocity_net.bind(features if n_candidates == 1 else features.repeat_interleave(n_candidates, dim=0))
 
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         n_candidates = noise.shape[1]
-        features = self.extract_features(observation, self.features_extractor)
-        velocity = self.velocity_net.bind(features.repeat_interleave(n_candidates, dim=0))
+        velocity = self.velocity(observation, n_candidates)
         return euler_forward(velocity, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1).unflatten(0, (-1, n_candidates))
 
 
@@ -159,8 +159,7 @@ class RQLPolicy(GenerativePolicy):
         return self.actor.act(observation, self._noise(observation, 1, self.exploration_generator))[:, 0]
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        features = self.actor_ema.extract_features(observation, self.actor_ema.features_extractor)
-        velocity = self.actor_ema.velocity_net.bind(features.repeat_interleave(noise.shape[1], dim=0))
+        velocity = self.actor_ema.velocity(observation, noise.shape[1])
         points: list[th.Tensor] = []
 
         def recorded(x: th.Tensor, t: th.Tensor) -> th.Tensor:
