@@ -222,7 +222,7 @@ def test_what_the_samplers_compute():
 def test_network_evaluations_are_what_happens(monkeypatch, sampler, search):
     model = build(sampler=sampler, search=search, policy_kwargs={"net_arch": [8], "n_sampling_steps": 3})
     rows = {"actor": 0, "critic": 0, "critic_gradient": 0}
-    run, value = type(model.actor.flow_map).bind, type(model.critic.ensemble).forward
+    run, bind_ensemble = type(model.actor.flow_map).bind, type(model.critic.ensemble).bind
 
     def bind(self, features):
         velocity = run(self, features)
@@ -233,13 +233,18 @@ def test_network_evaluations_are_what_happens(monkeypatch, sampler, search):
 
         return counted
 
-    def forward(self, inputs, frozen=False):
-        rows["critic"] += len(inputs)
-        rows["critic_gradient"] += len(inputs) if inputs.requires_grad else 0
-        return value(self, inputs, frozen)
+    def bind_critic(self):
+        ensemble = bind_ensemble(self)
+
+        def counted(inputs, frozen=False):
+            rows["critic"] += len(inputs)
+            rows["critic_gradient"] += len(inputs) if inputs.requires_grad else 0
+            return ensemble(inputs, frozen)
+
+        return counted
 
     monkeypatch.setattr(type(model.actor.flow_map), "bind", bind)
-    monkeypatch.setattr(type(model.critic.ensemble), "forward", forward)
+    monkeypatch.setattr(type(model.critic.ensemble), "bind", bind_critic)
     model.predict(np.zeros((3, 2), dtype=np.float32))
     counts = model.policy.network_evaluations
     assert counts.pop("actions") == 1

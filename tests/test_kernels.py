@@ -1,11 +1,13 @@
 """The fused networks against the same networks in torch's own operators."""
 
+import numba
 import pytest
 import torch as th
 from torch.nn import functional as F
 
-from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, euler_forward, euler_reverse, fused, networks
-from sb3_flow.kernels import activations as kernels
+from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, euler_forward, euler_reverse, fused, launch, networks
+from sb3_flow.kernels import activations
+from sb3_flow.kernels.panels import CHUNK, LANES, PANEL, pointer, product
 
 FEATURES, ACTIONS = 3, 4
 
@@ -110,6 +112,20 @@ def test_bound_velocity_results_are_not_overwritten():
     assert th.equal(first, copy)
 
 
+def test_wrong_shapes_are_refused():
+    """The kernels know addresses only: they would read what is not theirs."""
+    velocity, ensemble = VelocityNetwork(FEATURES, ACTIONS, [8]).bind(th.randn(5, FEATURES)), EnsembleMLP(2, 6, [8])
+    with pytest.raises(ValueError, match=r"`inputs` must be of shape \(5, 6\), but \(5, 7\)"):
+        ensemble(th.randn(5, 7))
+    with th.no_grad():
+        with pytest.raises(ValueError, match=r"`inputs` must be of shape \(5, 5\), but \(4, 5\)"):
+            velocity(th.zeros(4, ACTIONS), th.zeros(4, 1))
+        with pytest.raises(ValueError, match=r"`x` must be of shape \(5, 4\), but \(4, 4\)"):
+            euler_reverse(velocity, th.zeros(4, ACTIONS), th.zeros(5, 1), 3)
+        with pytest.raises(ValueError, match=r"`time` must be of shape \(5, 1\), but \(5,\)"):
+            euler_reverse(velocity, th.zeros(5, ACTIONS), th.zeros(5), 3)
+
+
 def test_backward_twice_with_a_retained_graph():
     ensemble = randomised(EnsembleMLP(2, 6, [8, 8]))
     loss = ensemble(th.randn(5, 6)).square().sum()
@@ -133,10 +149,40 @@ def test_only_some_parameters_learn(monkeypatch):
         assert actual[name] is None if grad is None else close(actual[name], grad) is None
 
 
+@numba.njit
+def call_gelu_forward(z, out, rows, size):
+    activations.gelu_forward(pointer(z), pointer(out), rows, size)
+
+
+@numba.njit
+def call_gelu_backward(z, grad, of_bias, rows, size):
+    activations.gelu_backward(pointer(z), pointer(grad), pointer(of_bias), rows, size)
+
+
+@numba.njit
+def call_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
+    activations.gelu_layer_norm_forward(
+        *(pointer(z), pointer(scale), pointer(shift), pointer(out), pointer(means), pointer(roots), rows, size)
+    )
+
+
+@numba.njit
+def call_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):
+    activations.gelu_layer_norm_backward(
+        *(pointer(z), pointer(scale), pointer(means), pointer(roots), pointer(grad)),
+        *(pointer(of_bias), pointer(of_scale), pointer(of_shift), rows, size),
+    )
+
+
+@numba.njit
+def call_product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns):
+    product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns)
+
+
 def test_gelu_kernel():
     x = th.cat([th.linspace(-50, 50, 4001), th.zeros(1), -th.zeros(1)])
     out = th.empty_like(x)
-    fused._launcher(kernels.gelu_forward, x.view(1, 1, -1), th.zeros_like(x), out)()
+    call_gelu_forward(x.data_ptr(), out.data_ptr(), 1, len(x))
     expected = F.gelu(x, approximate="tanh")
     assert ((out - expected).abs() <= 1e-6 + 2e-7 * x.abs()).all()  # far out the last bit of tanh is multiplied by x
 
@@ -144,10 +190,24 @@ def test_gelu_kernel():
 def test_gelu_backward_kernel():
     x = th.cat([th.linspace(-500, 500, 4001), th.linspace(-8, 8, 4001)]).requires_grad_()
     F.gelu(x, approximate="tanh").sum().backward()
-    grad, grad_bias, z = th.ones(1, 1, len(x)), th.empty(len(x)), x.detach().view(1, 1, -1)
-    fused._launcher(kernels.gelu_backward, z, th.zeros(len(x)), grad, grad_bias)()
-    th.testing.assert_close(grad[0, 0], x.grad, rtol=1e-5, atol=1e-5)
-    assert th.equal(grad[0, 0], grad_bias)
+    z, grad, of_bias = x.detach(), th.ones(len(x)), th.empty(len(x))
+    call_gelu_backward(z.data_ptr(), grad.data_ptr(), of_bias.data_ptr(), 1, len(x))
+    th.testing.assert_close(grad, x.grad, rtol=1e-5, atol=1e-5)
+    assert th.equal(grad, of_bias)
+
+
+@pytest.mark.parametrize("transposed", [(), "x", "w"])
+@pytest.mark.parametrize("columns", [1, LANES, LANES + 1, PANEL // 2, PANEL - 1, PANEL, 2 * PANEL + 3])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 5), (5, 1), (6, 0), (7, 9), (20, 33), (8, 2 * CHUNK + 1), (3, CHUNK)])
+def test_product(rows, depth, columns, transposed):
+    x, w, bias, start = th.randn(rows, depth), th.randn(depth, columns), th.randn(columns), th.randn(rows, columns)
+    x, w = (array.t().contiguous().t() if name in transposed else array for name, array in (("x", x), ("w", w)))
+    for added, distance in ((bias, 0), (start, columns)):
+        y = th.full((rows + 1, columns), 7.0)
+        arrays = [x.data_ptr(), *x.stride(), w.data_ptr(), *w.stride(), added.data_ptr(), distance, y.data_ptr()]
+        call_product(*arrays, rows, depth, columns)
+        th.testing.assert_close(y[:rows], (x.double() @ w.double() + added).float(), rtol=1e-5, atol=3e-5)
+        assert (y[rows] == 7.0).all()  # nothing is written beyond the last row
 
 
 @pytest.fixture
@@ -155,12 +215,13 @@ def counted(monkeypatch):
     """Counts the calls of the fused code."""
     calls = []
 
-    def count(name):
-        original = getattr(fused, name)
-        monkeypatch.setattr(networks, name, lambda *args: (calls.append(name), original(*args))[1])
+    def count(owner, name):
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (calls.append(name), original(*args))[1])
 
-    count("fused_mlp")
-    count("fused_velocity")
+    count(fused.FusedMLP, "__call__")
+    count(fused.FusedMLP, "bind")
+    count(fused._Forward, "integrate")
     return calls
 
 
@@ -171,7 +232,10 @@ def test_fused_code_is_used(counted):
     network(*arguments)
     with th.no_grad():
         network(*arguments)
-    assert counted == ["fused_mlp", "fused_mlp", "fused_velocity"]
+        velocity = network.bind(arguments[0])
+        euler_forward(velocity, arguments[1], 3)
+        velocity(*arguments[1:])
+    assert counted == ["__call__", "__call__", "bind", "bind", "integrate"]
 
 
 def test_fallback_for_transforms(counted):
@@ -205,47 +269,67 @@ def test_fallback_for_other_types_and_activations(counted):
     assert th.equal(TanhGELU()(x), F.gelu(x, approximate="tanh"))
 
 
-@pytest.mark.skipif(fused._parallel is None, reason="torch brings no GNU OpenMP here")
-@pytest.mark.parametrize("batch", [1, 63, 64, 200])
+def results_of_networks(batch):
+    """Outputs and gradients of networks with and without LayerNorm, and an integration."""
+    th.manual_seed(0)
+    ensemble, field = randomised(EnsembleMLP(3, 6, [40, 33])), randomised(VelocityNetwork(FEATURES, ACTIONS, [40, 33]))
+    inputs = th.randn(batch, 6), th.randn(batch, FEATURES), th.randn(batch, ACTIONS), th.rand(batch, 1)
+    with th.no_grad():
+        results = [ensemble(inputs[0]), field(*inputs[1:])]
+        results.append(euler_reverse(field.bind(inputs[1]), inputs[2], inputs[3], 3)[0])
+    for network, arguments in ((ensemble, inputs[:1]), (field, inputs[1:])):
+        outputs, parameters = gradients(network, arguments, network)
+        results += [*outputs, *parameters.values()]
+    return results
+
+
+@pytest.mark.skipif(launch._parallel is None, reason="torch brings no GNU OpenMP here")
+@pytest.mark.parametrize("batch", [1, 63, 132, 300])
 def test_threads_do_not_change_the_kernels(monkeypatch, batch):
-    monkeypatch.setattr(fused, "SERIAL_BELOW", 0)
-    z, grad, bias = th.randn(3, batch, 32), th.randn(3, batch, 32), th.randn(3, 32)
+    monkeypatch.setattr(launch, "SERIAL_BELOW", 0)
+    monkeypatch.setattr(fused.th, "addmm", lambda bias, x, w: (bias + x.double() @ w.double()).float())
     before, results = th.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
             th.set_num_threads(threads)
-            outs, statistics = th.empty(2, *z.shape), th.empty(2, 3, batch)
-            shares, grads = th.empty(4, 3, kernels.n_blocks(batch), 32), grad.expand(2, -1, -1, -1).clone()
-            fused._launcher(kernels.gelu_forward, z, bias, outs[0])()
-            fused._launcher(kernels.gelu_layer_norm_forward, z, bias, bias, bias, outs[1], statistics)()
-            fused._launcher(kernels.gelu_backward, z, bias, grads[0], shares[3])()
-            fused._launcher(kernels.gelu_layer_norm_backward, z, bias, bias, statistics, grads[1], shares[:3])()
-            results.append((outs, statistics, shares, grads))
+            results.append(results_of_networks(batch))
     finally:
         th.set_num_threads(before)
     for result in results[1:]:
         assert all(th.equal(a, b) for a, b in zip(results[0], result, strict=True))
 
 
+@pytest.mark.parametrize("size", [16, 33])
+def test_rows_do_not_depend_on_what_is_computed_beside_them(size):
+    ensemble, field = randomised(EnsembleMLP(2, 6, [size, size])), randomised(VelocityNetwork(FEATURES, ACTIONS, [size, size]))
+    x, s, a, t = th.randn(100, 6), th.randn(100, FEATURES), th.randn(100, ACTIONS), th.rand(100, 1)
+    with th.no_grad():
+        together = ensemble(x), euler_reverse(field.bind(s), a, t, 3)[0]
+        for part in (slice(0, 1), slice(3, 8), slice(40, 60), slice(93, 100)):
+            assert th.equal(ensemble(x[part]), together[0][:, part])
+            own = field.bind(th.cat([s[part]] * 2))  # the product with the features is torch's, of any number of rows
+            close(euler_reverse(own, th.cat([a[part]] * 2), th.cat([t[part]] * 2), 3)[0][: len(a[part])], together[1][part])
+
+
 @pytest.mark.parametrize("size", [8, 16, 17, 40])
 def test_places_in_memory_do_not_change_the_kernels(size):
     """A loop that asks at run time whether its arrays are apart sums in another order where they lie close together."""
-    members, batch, generator = 2, 5, th.Generator().manual_seed(3)
-    z, bias, grad = (members, batch, size), (members, size), (members, batch, size)
-    shares, statistics = (members, kernels.n_blocks(batch), size), (2, members, batch)
+    rows, generator = 7, th.Generator().manual_seed(3)
+    z, parameter, row = (rows, size), (size,), (rows,)
     cases = {
-        kernels.gelu_forward: [z, bias, grad],
-        kernels.gelu_backward: [z, bias, grad, (1, *shares)],
-        kernels.gelu_layer_norm_forward: [z, bias, bias, bias, grad, statistics],
-        kernels.gelu_layer_norm_backward: [z, bias, bias, statistics, grad, (3, *shares)],
+        call_gelu_forward: [z, z],
+        call_gelu_backward: [z, z, parameter],
+        call_layer_norm_forward: [z, parameter, parameter, z, row, row],
+        call_layer_norm_backward: [z, parameter, row, row, z, parameter, parameter, parameter],
     }
     for kernel, shapes in cases.items():
         contents = [th.rand(shape, generator=generator) for shape in shapes]
-        fused._launcher(kernel, *(apart := [array.clone() for array in contents]))()
+        apart = [array.clone() for array in contents]
+        kernel(*[array.data_ptr() for array in apart], rows, size)
         for _ in range(40):
             memory, start, arrays = th.zeros(4096), 0, list(contents)
             for i in th.randperm(len(arrays), generator=generator).tolist():
                 arrays[i] = memory[start : start + contents[i].numel()].view(shapes[i]).copy_(contents[i])
                 start += -(-contents[i].numel() // 16) * 16  # cache lines, as torch allocates
-            fused._launcher(kernel, *arrays)()
-            assert all(th.equal(a, b) for a, b in zip(arrays, apart, strict=True)), kernel.__doc__
+            kernel(*[array.data_ptr() for array in arrays], rows, size)
+            assert all(th.equal(a, b) for a, b in zip(arrays, apart, strict=True)), kernel

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.fused import can_fuse, fused_mlp
+from sb3_flow.flow.fused import FusedMLP, can_fuse
 
 AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 """``velocity(a_r, r, t) -> u`` with a_r and u of shape ``(..., A)``, r and t ``(..., 1)``; closed over the observation."""
@@ -82,13 +82,14 @@ class FlowMapNetwork(nn.Module):
         layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
         if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
             return self._bind_plain(features)
+        network = FusedMLP(layers)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
             if not can_fuse(a, r, t):
                 return self._bind_plain(features)(a, r, t)
             rows = a.shape[:-1]
             inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
-            return fused_mlp(inputs.flatten(0, -2), layers)[0].unflatten(0, rows)
+            return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
 
         return velocity
 

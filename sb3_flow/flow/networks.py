@@ -1,6 +1,7 @@
 """Networks of the flow: a velocity field and batched ensembles, initialised as in the reference implementations."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -9,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU, layer_norm
-from sb3_flow.flow.fused import can_fuse, fused_mlp, fused_velocity
+from sb3_flow.flow.fused import FusedMLP, can_fuse
+from sb3_flow.flow.ode import Velocity
 
 
 class VelocityNetwork(nn.Module):
@@ -52,18 +54,7 @@ class VelocityNetwork(nn.Module):
         layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
         if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
             return self._bind_plain(features)
-        integrand: Callable[[th.Tensor, th.Tensor], th.Tensor] | None = None
-
-        def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
-            nonlocal integrand
-            if not can_fuse(x, t):
-                return self._bind_plain(features)(x, t)
-            if th.is_grad_enabled():
-                return fused_mlp(th.cat([features, x, t], dim=-1), layers)[0]
-            integrand = integrand or fused_velocity(features, layers)
-            return integrand(x, t)
-
-        return velocity
+        return _FusedVelocity(features, layers, self._bind_plain)
 
     def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
         layers: list[Any] = list(self.layers)
@@ -81,6 +72,38 @@ class VelocityNetwork(nn.Module):
 
     def forward(self, features: th.Tensor, x: th.Tensor, t: th.Tensor) -> th.Tensor:
         return self.bind(features)(x, t)
+
+
+class _FusedVelocity:
+    """
+    A velocity field closed over a batch of observations, by compiled kernels where they can be used.
+
+    :param features: observation features, shape ``(B, features_dim)``
+    :param layers: weight and bias of each layer
+    :param bind_plain: makes the same of torch's own operators
+    """
+
+    def __init__(
+        self, features: th.Tensor, layers: Sequence[Sequence[th.Tensor]], bind_plain: Callable[[th.Tensor], Velocity]
+    ) -> None:
+        self._features, self._network, self._bind_plain = features, FusedMLP(layers), bind_plain
+
+    @cached_property
+    def _integrand(self) -> Any:
+        return self._network.bind(self._features)
+
+    def __call__(self, x: th.Tensor, t: th.Tensor) -> th.Tensor:
+        if not can_fuse(x, t):
+            return self._bind_plain(self._features)(x, t)
+        if th.is_grad_enabled():
+            return self._network(th.cat([self._features, x, t], dim=-1))[0]
+        return self._integrand(th.cat([x, t], dim=-1))[0]  # type: ignore[no-any-return]
+
+    def euler(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor | None:
+        """:return: :func:`sb3_flow.flow.ode.euler` in one kernel, or None if it cannot be"""
+        if th.is_grad_enabled() or not can_fuse(x, time, step):
+            return None
+        return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
 
 
 class EnsembleMLP(nn.Module):
@@ -116,23 +139,29 @@ class EnsembleMLP(nn.Module):
         self.scales = nn.ParameterList(nn.Parameter(th.ones(n_members, 1, n)) for n in net_arch)
         self.shifts = nn.ParameterList(nn.Parameter(th.zeros(n_members, 1, n)) for n in net_arch)
 
+    def bind(self) -> Callable[[th.Tensor, bool], th.Tensor]:
+        """:return: :meth:`forward` with the weights as they are now; several calls cost less than those of the module"""
+        # Iterating over a ParameterList itself costs more than a small matrix product
+        groups = [list(group._parameters.values()) for group in (self.weights, self.biases, self.scales, self.shifts)]
+        *hidden_layers, last = zip_longest(*groups)
+        layers: list[Any] = [*hidden_layers, last[:2]]
+        network = FusedMLP(layers) if isinstance(self.activation, TanhGELU) and can_fuse(layers[-1][0]) else None
+
+        def ensemble(inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
+            if network is not None and can_fuse(inputs):
+                return network(inputs, frozen)
+            used = [[parameter.detach() for parameter in layer] for layer in layers] if frozen else layers
+            hidden = inputs.expand(self.n_members, *inputs.shape)
+            for weight, bias, scale, shift in used[:-1]:
+                hidden = layer_norm(self.activation(th.baddbmm(bias, hidden, weight)), scale, shift)
+            return th.baddbmm(used[-1][1], hidden, used[-1][0])
+
+        return ensemble
+
     def forward(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
         """
         :param inputs: shape ``(B, input_dim)``, shared by all members
         :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
         :return: shape ``(K, B, 1)``
         """
-
-        # Iterating over a ParameterList itself costs more than a small matrix product
-        groups: list[Any] = [
-            list(group._parameters.values()) for group in (self.weights, self.biases, self.scales, self.shifts)
-        ]
-        if frozen:
-            groups = [[parameter.detach() for parameter in group] for group in groups]
-        *hidden_layers, last = zip_longest(*groups)
-        if isinstance(self.activation, TanhGELU) and can_fuse(inputs, last[0]):
-            return fused_mlp(inputs, [*hidden_layers, last[:2]])
-        hidden = inputs.expand(self.n_members, *inputs.shape)
-        for weight, bias, scale, shift in hidden_layers:
-            hidden = layer_norm(self.activation(th.baddbmm(bias, hidden, weight)), scale, shift)
-        return th.baddbmm(last[1], hidden, last[0])
+        return self.bind()(inputs, frozen)

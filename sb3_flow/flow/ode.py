@@ -8,6 +8,27 @@ Velocity = Callable[[th.Tensor, th.Tensor], th.Tensor]
 """``velocity(x, t) -> dx/dt`` with ``x`` of shape ``(B, A)`` and ``t`` of shape ``(B, 1)``, closed over the observation."""
 
 
+def euler(velocity: Velocity, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
+    """
+    Euler steps x <- x + step u(x, t), t <- t + step.
+
+    :param velocity: ``velocity(x, t)``; it may have a method ``euler`` that does all steps at once, or returns None
+    :param x: shape ``(B, A)``
+    :param time: t at the start, shape ``(B, 1)``
+    :param step: shape ``(B, 1)``
+    :param steps: number of steps
+    :return: shape ``(B, A)``
+    """
+    at_once = getattr(velocity, "euler", None)
+    end: th.Tensor | None = at_once(x, time, step, steps) if at_once is not None else None
+    if end is not None:
+        return end
+    for i in range(steps):
+        # time + i * step instead of repeated addition: t does not drift
+        x = th.addcmul(x, step, velocity(x, th.add(time, step, alpha=i)))
+    return x
+
+
 def euler_forward(velocity: Velocity, noise: th.Tensor, steps: int) -> th.Tensor:
     """
     Integrate the flow from noise at t = 0 to an action at t = 1 with ``steps`` Euler steps of size ``1 / steps``.
@@ -19,11 +40,8 @@ def euler_forward(velocity: Velocity, noise: th.Tensor, steps: int) -> th.Tensor
     :param steps: number of Euler steps F
     :return: x^F, shape ``(B, A)``
     """
-    x = noise
-    for i in range(steps):
-        t = x.new_full((x.shape[0], 1), i / steps)
-        x = th.add(x, velocity(x, t), alpha=1 / steps)
-    return x
+    step = noise.new_full((noise.shape[0], 1), 1 / steps)
+    return euler(velocity, noise, th.zeros_like(step), step, steps)
 
 
 def euler_reverse(velocity: Velocity, x: th.Tensor, depth: th.Tensor, steps: int) -> tuple[th.Tensor, th.Tensor]:
@@ -39,8 +57,4 @@ def euler_reverse(velocity: Velocity, x: th.Tensor, depth: th.Tensor, steps: int
     :param steps: number of Euler steps F
     :return: the reversed point and its flow time ``1 - depth``, shapes ``(B, A)`` and ``(B, 1)``
     """
-    step = depth / steps
-    for i in range(steps):
-        # 1 - i * step instead of repeated subtraction: t does not drift
-        x = th.addcmul(x, step, velocity(x, th.rsub(step, 1.0, alpha=i)), value=-1.0)
-    return x, 1.0 - depth
+    return euler(velocity, x, th.ones_like(depth), depth / -steps, steps), 1.0 - depth

@@ -81,13 +81,13 @@ class ActionValue(EnsembleValue):
         :return: ``critic(a) -> Q_k``: for a of shape ``(B, A)`` values of shape ``(K, B)``, for ``(B, n, A)`` ``(K, B, n)``
         """
         features = self.features(observation)
-        features = features.detach() if frozen else features
+        features, ensemble = features.detach() if frozen else features, self.ensemble.bind()
 
         def critic(actions: th.Tensor) -> th.Tensor:
             rows = actions.shape[:-1]
             own = features if actions.dim() == 2 else features.unsqueeze(1).expand(*rows, -1)
             inputs = th.cat([own, actions], dim=-1).flatten(0, -2)
-            return self.ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
+            return ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
 
         return critic
 

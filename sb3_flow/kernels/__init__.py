@@ -1,4 +1,4 @@
-"""Compiled loops over NumPy arrays (numba): advantages, groups, ratios and rewards; and between matrix products."""
+"""Compiled loops over NumPy arrays (numba): advantages, groups, ratios and rewards; and whole networks."""
 
 from sb3_flow.kernels.advantages import batch_compute_gae, compute_gae, compute_gae_sb3, compute_lambda_returns
 from sb3_flow.kernels.groups import (

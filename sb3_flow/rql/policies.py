@@ -59,11 +59,11 @@ class PartialActionValue(EnsembleValue):
 
     def value(self, observation: PyTorchObs) -> Value:
         """:return: ``value(x, t, frozen)`` closed over a batch of observations; frozen: gradients reach x only"""
-        features = self.features(observation)
+        features, ensemble = self.features(observation), self.ensemble.bind()
 
         def value(x: th.Tensor, t: th.Tensor, frozen: bool = False) -> th.Tensor:
             own = features.detach() if frozen else features
-            return self.ensemble(th.cat([own, x, t], dim=-1), frozen)
+            return ensemble(th.cat([own, x, t], dim=-1), frozen)
 
         return value
 
