@@ -75,8 +75,9 @@ def write_pages(app: Sphinx) -> None:
         (source / f"{package.__name__}.rst").write_text("\n".join(lines))
     readme = os.path.relpath(Path(app.confdir).parent / "README.md", source)
     contents = "\n".join(package.__name__ for package in packages)
-    index = f"```{{include}} {readme}\n:relative-images:\n```\n\n```{{toctree}}\n:hidden:\n:caption: Reference\n\n{contents}\n```\n"
-    (source / "index.md").write_text(index)
+    front = f"```{{include}} {readme}\n:relative-images:\n```\n"
+    reference = f"```{{toctree}}\n:hidden:\n:caption: Reference\n\n{contents}\n```\n"
+    (source / "index.md").write_text(f"{front}\n{reference}")
 
 
 def setup(app: Sphinx) -> None:

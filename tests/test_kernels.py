@@ -1,5 +1,9 @@
 """The fused networks against the same networks in torch's own operators."""
 
+import os
+import subprocess
+import sys
+
 import numba
 import pytest
 import torch as th
@@ -333,3 +337,21 @@ def test_places_in_memory_do_not_change_the_kernels(size):
                 start += -(-contents[i].numel() // 16) * 16  # cache lines, as torch allocates
             kernel(*[array.data_ptr() for array in arrays], rows, size)
             assert all(th.equal(a, b) for a, b in zip(arrays, apart, strict=True)), kernel
+
+
+FROM_CACHE = """
+import sys, torch as th
+sys.path.insert(0, {tests!r})
+from test_kernels import results_of_networks
+th.set_num_threads(1)
+print(*[result.numpy().tobytes().hex() for result in results_of_networks(7)])
+"""
+
+
+def test_kernels_from_the_cache_are_those_that_were_compiled(tmp_path):
+    """numba optimises code once more when it caches it; sums whose order is up to the compiler would come out differently."""
+    script = FROM_CACHE.format(tests=os.path.dirname(__file__))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True) for _ in range(2)]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout != ""

@@ -37,7 +37,7 @@ def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
     assert points.shape == (11, 2, 5, 2 * horizon_length)
     assert values.shape == (policy.n_critics, 11, 2, 5)
     assert th.equal(points[0], noise)
-    assert th.equal(points[-1], actions)
+    th.testing.assert_close(points[-1], actions, rtol=1e-5, atol=1e-6)  # acting is one kernel, it rounds differently
     assert th.allclose(values[:, -1], expected.permute(2, 1, 0), atol=1e-6)
 
 

@@ -238,8 +238,9 @@ class _FusedMLP(th.autograd.Function):
             else:
                 n_parts, _, n_shares, _ = shares_shapes[i + 1]
                 of_product, shares = grads[i + 1], [places["shares", i + 1, 0], n_parts * members, n_shares, size]
-            weight, others = th.empty_like(layer.weight), layer.bias.new_empty(parts[i], *layer.bias.shape)
-            arguments += [weight.data_ptr()]
+            weight = th.empty_like(layer.weight, memory_format=th.contiguous_format)
+            others = layer.bias.new_empty(parts[i], *layer.bias.shape)
+            arguments.append(weight.data_ptr())
             if weight.dim() == 3:
                 arguments += [widths[i], size, *x, of_product, batch * size]
             else:

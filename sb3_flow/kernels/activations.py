@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sb3_flow.kernels.panels import apart, on_stack
+from sb3_flow.kernels.panels import apart, dot, on_stack, sum_of
 
 LAYER_NORM_EPS = np.float32(1e-6)
 
@@ -39,8 +39,10 @@ _Q6, _Q4, _Q2, _Q0 = (
 
 
 def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    # error_model="numpy": Python's check for division by zero would keep the loops from vectorising
-    decorator: Callable[[Callable[..., Any]], Any] = njit(fastmath=True, error_model="numpy", **options)
+    # error_model="numpy": Python's check for division by zero would keep the loops from vectorising. Not "reassoc": the
+    # order of a sum would depend on how often the code was optimised, which loading it from numba's cache changes
+    fastmath = {"contract", "arcp", "nnan", "ninf", "nsz"}
+    decorator: Callable[[Callable[..., Any]], Any] = njit(fastmath=fastmath, error_model="numpy", **options)
     return decorator
 
 
@@ -116,25 +118,20 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # 
     :param roots: receives its reciprocal standard deviations, likewise
     """
     apart()
+    centred = on_stack(size)
     inverse = _ONE / _float(size)
     for row in range(rows):
         b = row * size
-        total = _ZERO
         for j in range(size):
-            v = z[b + j]
-            g = _HALF * v * (_ONE + _gelu_tanh(v))
-            out[b + j] = g
-            total += g
-        m = total * inverse
-        squares = _ZERO
+            centred[j] = _HALF * z[b + j] * (_ONE + _gelu_tanh(z[b + j]))
+        m = sum_of(centred, size) * inverse
         for j in range(size):
-            d = out[b + j] - m
-            squares += d * d
-        r = _ONE / np.sqrt(squares * inverse + LAYER_NORM_EPS)
+            centred[j] -= m
+        r = _ONE / np.sqrt(dot(centred, centred, size) * inverse + LAYER_NORM_EPS)
         means[row] = m
         roots[row] = r
         for j in range(size):
-            out[b + j] = (out[b + j] - m) * r * scale[j] + shift[j]
+            out[b + j] = centred[j] * r * scale[j] + shift[j]
 
 
 @_compiled()
@@ -148,8 +145,7 @@ def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of
     :param of_shift: receives the gradient of shift, likewise
     """
     apart()
-    normed = on_stack(size)
-    slope = on_stack(size)
+    normed, slope, grad_normed = on_stack(size), on_stack(size), on_stack(size)
     inverse = _ONE / _float(size)
     for j in range(size):
         of_bias[j] = _ZERO
@@ -157,22 +153,18 @@ def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of
         of_shift[j] = _ZERO
     for row in range(rows):
         b, m, r = row * size, means[row], roots[row]
-        sum_d, sum_dn = _ZERO, _ZERO
         for j in range(size):
             v = z[b + j]
             t = _gelu_tanh(v)
             slope[j] = _gelu_slope(v, t)
             n = (_HALF * v * (_ONE + t) - m) * r
             normed[j] = n
-            go = grad[b + j]
-            of_scale[j] += go * n
-            of_shift[j] += go
-            d = go * scale[j]
-            sum_d += d
-            sum_dn += d * n
-        sum_d *= inverse
-        sum_dn *= inverse
+            of_scale[j] += grad[b + j] * n
+            of_shift[j] += grad[b + j]
+            grad_normed[j] = grad[b + j] * scale[j]
+        mean = sum_of(grad_normed, size) * inverse
+        slant = dot(grad_normed, normed, size) * inverse
         for j in range(size):
-            g = r * (grad[b + j] * scale[j] - sum_d - normed[j] * sum_dn) * slope[j]
+            g = r * (grad_normed[j] - mean - normed[j] * slant) * slope[j]
             grad[b + j] = g
             of_bias[j] += g

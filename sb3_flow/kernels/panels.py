@@ -63,6 +63,59 @@ def on_stack(typingctx, size):  # type: ignore[no-untyped-def]
     return _number(types.int64), codegen
 
 
+def _total(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    """The sum over j of the arrays' entries, or of their product."""
+    *arrays, size = args
+    integer = size.type
+
+    def term(index, vector):  # type: ignore[no-untyped-def]
+        places = [builder.gep(data, [index]) for data in arrays]
+        places = [builder.bitcast(place, _lanes.as_pointer()) if vector else place for place in places]
+        values = [builder.load(place, align=4) for place in places]
+        return values[0] if len(values) == 1 else builder.fmul(*values)
+
+    # Several sums, for one would wait for each addition
+    sums = [cgutils.alloca_once_value(builder, _lanes([0.0] * LANES)) for _ in range(UNROLL)]
+
+    def add(place, vector):  # type: ignore[no-untyped-def]
+        builder.store(builder.fadd(builder.load(place), term(builder.mul(vector, integer(LANES)), True)), place)
+
+    vectors = builder.sdiv(size, integer(LANES))
+    groups = builder.sdiv(vectors, integer(UNROLL))
+    with cgutils.for_range(builder, groups) as loop:
+        first = builder.mul(loop.index, integer(UNROLL))
+        for i, place in enumerate(sums):
+            add(place, builder.add(first, integer(i)))
+    grouped = builder.mul(groups, integer(UNROLL))
+    with cgutils.for_range(builder, builder.sub(vectors, grouped)) as loop:
+        add(sums[0], builder.add(grouped, loop.index))
+    lanes = builder.load(sums[0])
+    for place in sums[1:]:
+        lanes = builder.fadd(lanes, builder.load(place))
+    half = LANES
+    while half > 1:
+        half //= 2
+        moved = ir.VectorType(ir.IntType(32), LANES)([(lane + half) % LANES for lane in range(LANES)])
+        lanes = builder.fadd(lanes, builder.shuffle_vector(lanes, lanes, moved))
+    total = cgutils.alloca_once_value(builder, builder.extract_element(lanes, ir.IntType(32)(0)))
+    whole = builder.mul(vectors, integer(LANES))
+    with cgutils.for_range(builder, builder.sub(size, whole)) as loop:
+        builder.store(builder.fadd(builder.load(total), term(builder.add(whole, loop.index), False)), total)
+    return builder.load(total)
+
+
+@_intrinsic
+def sum_of(typingctx, x, size):  # type: ignore[no-untyped-def]
+    """Of so many numbers; always in the same order, which is up to the compiler in a loop that it may reorder."""
+    return types.float32(_number, types.int64), _total
+
+
+@_intrinsic
+def dot(typingctx, x, y, size):  # type: ignore[no-untyped-def]
+    """As :func:`sum_of`, of products."""
+    return types.float32(_number, _number, types.int64), _total
+
+
 @_intrinsic
 def apart(typingctx):  # type: ignore[no-untyped-def]
     """
