@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch as th
 
-from sb3_flow.flow.launch import Launch, address_of, allocate, array_at
+from sb3_flow.flow.launch import Launch, address_of, allocate
 from sb3_flow.kernels import rowwise as kernels
 
 
@@ -116,7 +116,6 @@ class _Forward:
     ) -> None:
         members, _, size = weights[-1].shape
         self._input_shape, self._result_shape = (batch, weights[0].shape[1]), (members, batch, size)
-        self._kept = layers, weights, start
         self._result = kernels.INPUT + kernels.FORWARD * (len(layers) - 1) + kernels.PRODUCT
 
         # Layers share memory only if they are of one width: threads are at different layers at a time
@@ -129,7 +128,8 @@ class _Forward:
         for (z, out, statistics), width in zip(keys, widths, strict=True):
             sizes[z] = sizes[out] = members * batch * width
             sizes[statistics] = 2 * members * batch
-        self.memory, places = allocate(weights[0], sizes)
+        memory, places = allocate(weights[0], sizes)
+        self._kept = layers, weights, start, memory  # the kernels know addresses only
         self.hidden = [_Hidden(*(places[key] for key in of_layer)) for of_layer in keys]
 
         rows = kernels.fewer_rows(members, batch, th.get_num_threads())
@@ -206,10 +206,11 @@ class _FusedMLP(th.autograd.Function):
         # Gradients of the layers' inputs, of which the kernel makes those of the products below; shares of the parameters'.
         # Without gradients of weights every other layer shares its memory if it is of the same width.
         keys = [("grad", i, 0) if ctx.learns else ("grad", i % 2, width) for i, width in enumerate(widths)]
-        sizes = {key: members * batch * width for key, width in zip(keys[lowest:], widths[lowest:], strict=True)}
+        sizes = {key: members * batch * width for key, width in zip(keys[1:], widths[1:], strict=True)}
         sizes |= {("shares", i, 0): math.prod(shares_shapes[i]) for i in range(1, len(layers))}
-        memory, places = allocate(grad, sizes)
-        grads = [places.get(key, 0) for key in keys]
+        _memory, places = allocate(grad, sizes)  # kept until the kernels have run
+        of_inputs = None if lowest else grad.new_empty(members, batch, widths[0])
+        grads = [address_of(of_inputs), *(places[key] for key in keys[1:])]
         grad, zeros = grad.contiguous(), grad.new_zeros(max(*widths, grad.shape[2]))
         arguments, above = [members, batch, rows, len(layers) - lowest, zeros.data_ptr()], grad.data_ptr()
         for i in reversed(range(lowest, len(layers))):
@@ -223,7 +224,7 @@ class _FusedMLP(th.autograd.Function):
             above = grads[i]
         Launch(kernels.backward, members * batch * max(widths), arguments)()
 
-        grad_inputs = None if lowest else array_at(memory, grads[0], members, batch, widths[0]).sum(0)
+        grad_inputs = None if of_inputs is None else of_inputs.sum(0)
         if not ctx.learns:
             return None, grad_inputs, *([None] * len(parameters))
 

@@ -1,7 +1,6 @@
 """Running compiled kernels from torch: on its threads, in memory that it allocates."""
 
 import ctypes
-import math
 import os
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,7 +23,7 @@ PIECE = 2**22
 def _openmp() -> Any:
     """
     :return: ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own
-        threads: between two matrix products those wait actively, and any others would compete with them
+        threads: between two operations those wait actively, and any others would compete with them
     """
     try:
         parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD).GOMP_parallel
@@ -80,12 +79,3 @@ def allocate(like: th.Tensor, sizes: Mapping[Key, int]) -> tuple[list[th.Tensor]
     memory = [like.new_empty(total) for total in totals]
     starts = [piece.data_ptr() for piece in memory]
     return memory, {key: starts[piece] + 4 * offset for key, (piece, offset) in places.items()}
-
-
-def array_at(memory: Sequence[th.Tensor], address: int, *shape: int) -> th.Tensor:
-    """:return: the array at an address that :func:`allocate` gave, as a tensor"""
-    for piece in memory:
-        start = (address - piece.data_ptr()) // 4
-        if 0 <= start < len(piece):
-            return piece[start : start + math.prod(shape)].view(shape)
-    raise ValueError("`address` is not in `memory`.")

@@ -27,11 +27,11 @@ BLOCK = 128
 STRIDE = BLOCK + LANES
 """Distance of a block's features; not a power of two, whose multiples would share few sets of the cache."""
 
-_WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
+WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 # Tiles as large as the registers allow: 32 of 16 numbers, or 16 of 8
-TILE_ROWS, TILE_VECTORS = (8, 2) if _WIDE else (4, 1)
+TILE_ROWS, TILE_VECTORS = (8, 2) if WIDE else (4, 1)
 TILE_COLUMNS = TILE_VECTORS * LANES
-TILE_SIDE = 4 if _WIDE else 2
+TILE_SIDE = 4 if WIDE else 2
 
 _intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 _FUSED = ("contract",)
@@ -54,10 +54,11 @@ def _operations(context, builder, kind):  # type: ignore[no-untyped-def]
     return scalar, load, store
 
 
-def _broadcast(builder, value):  # type: ignore[no-untyped-def]
-    lanes = ir.VectorType(value.type, LANES)
+def broadcast(builder, value, count=LANES):  # type: ignore[no-untyped-def]
+    """:return: a vector of so many lanes, all of them this value"""
+    lanes = ir.VectorType(value.type, count)
     first = builder.insert_element(lanes(ir.Undefined), value, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, lanes(ir.Undefined), ir.VectorType(ir.IntType(32), LANES)([0] * LANES))
+    return builder.shuffle_vector(first, lanes(ir.Undefined), ir.VectorType(ir.IntType(32), count)([0] * count))
 
 
 def _summing(context, builder, depth, start, step):  # type: ignore[no-untyped-def]
@@ -89,7 +90,7 @@ def _product_tile(rows: int, vectors: int) -> Any:
 
             start = []
             for i in range(rows):
-                value = _broadcast(builder, load(data[1], at(args[5], integer(i), args[6]), 1))
+                value = broadcast(builder, load(data[1], at(args[5], integer(i), args[6]), 1))
                 start += [value] * vectors
 
             def products(k):  # type: ignore[no-untyped-def]
@@ -97,7 +98,7 @@ def _product_tile(rows: int, vectors: int) -> Any:
                 columns = [load(data[2], builder.add(first, integer(v * LANES))) for v in range(vectors)]
                 of_k = at(args[1], k, args[3])
                 for i in range(rows):
-                    factor = _broadcast(builder, load(data[0], at(of_k, integer(i), args[2]), 1))
+                    factor = broadcast(builder, load(data[0], at(of_k, integer(i), args[2]), 1))
                     for column in columns:
                         yield factor, column
 

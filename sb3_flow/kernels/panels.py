@@ -12,14 +12,15 @@ numba's cache on disk does not notice changes of a loop that is called from anot
 
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
+from sb3_flow.kernels.matrices import WIDE, broadcast
+
 # Tiles as large as the registers allow: 32 of 16 numbers, or 16 of 8
-LANES, VECTORS = (16, 4) if _WIDE else (8, 2)
+LANES, VECTORS = (16, 4) if WIDE else (8, 2)
 PANEL = VECTORS * LANES
 TILE_ROWS = 6
 UNROLL = 4
@@ -156,11 +157,6 @@ def _tile(rows: int, vectors: int) -> Any:
             def load(place):  # type: ignore[no-untyped-def]
                 return builder.load(builder.bitcast(place, _lanes.as_pointer()), align=4)
 
-            def broadcast(value):  # type: ignore[no-untyped-def]
-                first = builder.insert_element(_lanes(ir.Undefined), value, ir.IntType(32)(0))
-                zeros = ir.VectorType(ir.IntType(32), LANES)([0] * LANES)
-                return builder.shuffle_vector(first, _lanes(ir.Undefined), zeros)
-
             tile = [(i, v) for i in range(rows) for v in range(vectors)]
             sums = [cgutils.alloca_once_value(builder, load(entry(start, i, start_row, v * LANES))) for i, v in tile]
             x_rows = [entry(x, i, x_row) for i in range(rows)]
@@ -168,7 +164,7 @@ def _tile(rows: int, vectors: int) -> Any:
             def add_products(k):  # type: ignore[no-untyped-def]
                 of_k = builder.gep(w, [builder.mul(k, w_row)])
                 columns = [load(builder.gep(of_k, [integer(v * LANES)])) for v in range(vectors)]
-                factors = [broadcast(builder.load(builder.gep(of_row, [k]))) for of_row in x_rows]
+                factors = [broadcast(builder, builder.load(builder.gep(of_row, [k])), LANES) for of_row in x_rows]
                 for (i, v), total in zip(tile, sums, strict=True):
                     product = builder.fmul(factors[i], columns[v], flags=_FUSED)
                     builder.store(builder.fadd(builder.load(total), product, flags=_FUSED), total)
