@@ -15,6 +15,7 @@ npz        terminated                  trajectory_ends
 =========  ==========================  ====================================================
 """
 
+import gc
 import importlib
 import pickle
 from collections.abc import Callable, Iterator
@@ -194,12 +195,9 @@ def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     last = keep & np.append(extra[1:], False)
     if not keep.any():
         raise ValueError(f"{path} holds no transition: every episode has a single row")
-    observations, finals = gather(
-        columns["observations"], observation_dtype(columns["observations"]), allocate, keep, np.flatnonzero(last) + 1
-    )
-    actions, _ = gather(columns["actions"], np.float32, allocate, keep)
-    rewards = allocate("rewards", (len(observations),), np.float32)
-    terminated = np.empty(len(observations), bool)
+    transitions = int(np.count_nonzero(keep))
+    rewards = allocate("rewards", (transitions,), np.float32)
+    terminated = np.empty(transitions, bool)
     random_state = np.random.get_state()  # relabelling resets the environment, which draws from NumPy's global generator
     try:
         first = filled = 0
@@ -215,6 +213,12 @@ def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     finally:
         np.random.set_state(random_state)
         env.close()
+    del env
+    gc.collect()  # the simulator is held by cycles and as large as a million rows: free it before they are read
+    observations, finals = gather(
+        columns["observations"], observation_dtype(columns["observations"]), allocate, keep, np.flatnonzero(last) + 1
+    )
+    actions, _ = gather(columns["actions"], np.float32, allocate, keep)
     return Parts(observations, actions, rewards, terminated, last[keep], finals, observation_space, action_space)
 
 

@@ -6,7 +6,8 @@ Time and peak memory until an offline dataset is loaded and trains.
 Random data with the sizes of OGBench's puzzle-3x3 (55 observations, 5 actions) go into a temporary folder, in OGBench's
 layout (labelled for a task of the environment) and as a plain .npz file. Each load, and a model's first gradient step on
 it, runs in a fresh process, after the imports; the ratio is the peak memory above what the process had just before, over
-the bytes of the arrays that result. Linux only (reads /proc).
+the bytes of the arrays that result. OGBench labels with its simulator, whose size does not depend on the data: the lines
+"ogbench" are of a process that has made one before, "+ simulator" of one that has not. Linux only (uses /proc).
 """
 
 import argparse
@@ -19,13 +20,14 @@ from pathlib import Path
 import numpy as np
 
 CHILD = """
-import re, sys, time
+import gc, re, sys, time
 from pathlib import Path
 import numpy as np
 from sb3_flow import RQL, OfflineDataset
 if sys.argv[1].startswith("ogbench:"):
     import gymnasium, ogbench
-    gymnasium.make("puzzle-3x3-singletask-v0").reset()  # the simulator's own memory is not the loader's
+    if not sys.argv[4]:
+        gymnasium.make("puzzle-3x3-singletask-v0").reset()
 def memory(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 ends = np.arange(10) == 9
@@ -33,7 +35,9 @@ tiny = OfflineDataset.from_arrays(np.zeros((10, int(sys.argv[2]))), np.zeros((10
 small = {"n_critics": 2, "policy_kwargs": {"net_arch": [64]}, "buffer_size": 1}
 model = RQL("MlpPolicy", None, horizon_length=5, offline_dataset=tiny, **small)
 model.learn_offline(tiny, 1)
-mmap_dir = sys.argv[3] if len(sys.argv) > 3 else None
+mmap_dir = sys.argv[3] or None
+gc.collect()
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = memory("VmRSS")
 start = time.perf_counter()
 data = OfflineDataset.load(sys.argv[1], mmap_dir=mmap_dir)
@@ -43,8 +47,8 @@ ready = time.perf_counter() - start
 peak = memory("VmHWM")
 arrays = [data.observations, data.final_observations, data.actions, data.rewards, data.terminated, data.trajectory_ends]
 size = sum(array.nbytes for array in arrays)
-kind = sys.argv[1].split(":")[0] + (" -> mmap" if mmap_dir else "")
-print(f"{kind:16} {len(data):9d} rows {size / 1e6:7.1f} MB  loaded {loaded:5.2f} s  first update done {ready:5.2f} s"
+kind = sys.argv[1].split(":")[0] + (" -> mmap" if mmap_dir else "") + sys.argv[4]
+print(f"{kind:30} {len(data):9d} rows {size / 1e6:7.1f} MB  loaded {loaded:5.2f} s  first update done {ready:5.2f} s"
       f"  peak +{(peak - before) / 1024:6.1f} MiB  ratio {(peak - before) * 1024 / size:.2f}")
 """
 
@@ -82,10 +86,17 @@ def main() -> None:
         save(plain, {**arrays, "terminated": np.zeros(rows, bool), "trajectory_ends": ends}, compression)
         del observations, actions, qpos, arrays
         ogbench = f"ogbench:puzzle-3x3-play-singletask-v0@{raw}"
-        for location, mapped in ((f"npz:{plain}", "mapped"), (ogbench, "mapped-raw")):
-            for mmap_dir in ([], [f"{folder}/{mapped}"]):
-                command = [sys.executable, "-W", "ignore", "-c", CHILD, location, str(args.observations), *mmap_dir]
-                subprocess.run(command, check=True)
+        simulator = " + simulator"
+        for location, mapped, extra in (
+            (f"npz:{plain}", "", ""),
+            (f"npz:{plain}", f"{folder}/mapped", ""),
+            (ogbench, "", ""),
+            (ogbench, "", simulator),
+            (ogbench, f"{folder}/mapped-raw", ""),
+            (ogbench, f"{folder}/mapped-raw-simulator", simulator),
+        ):
+            command = [sys.executable, "-W", "ignore", "-c", CHILD, location, str(args.observations), mapped, extra]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
