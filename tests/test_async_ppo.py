@@ -366,7 +366,8 @@ class Named(gym.Wrapper):
     pass
 
 def tell(local, _):
-    print("learning", local["self"]._collector.pid, flush=True)
+    if local["self"].num_timesteps > 4 * 64:  # llvmlite loses a KeyboardInterrupt while it compiles
+        print("learning", local["self"]._collector.pid, flush=True)
     return True
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background

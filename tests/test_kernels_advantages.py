@@ -197,12 +197,6 @@ def test_forms_of_the_same_input():
         np.testing.assert_allclose(compute_vtrace(log_rhos[:, n], **column)[0], expected_vtrace[0][:, n], rtol=1e-12)
 
 
-def test_parallel_is_the_same():
-    arguments = trajectories(np.random.default_rng(0), 400, 300, flags=0.02, dtype=np.float32)
-    for mine, expected in zip(compute_gae(**arguments, parallel=True), compute_gae(**arguments), strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_batch_of_trajectories():
     rng = np.random.default_rng(0)
     lengths = [1, 5, 200, 3]

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from sb3_flow.kernels.checks import BOOL, explain_result, float_array
 from sb3_flow.kernels.recurrence import CHUNK, Loop, all_finite, compiled, solve, solve_in_order
 from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
-
-PARALLEL_SIZE = 100_000
-"""Entries below which several threads cost more time than they save."""
-PARALLEL_COLUMNS = 32
-"""Environments per thread at a time; fewer would share cache lines."""
 
 
 def compute_gae(
@@ -30,7 +24,6 @@ def compute_gae(
     final_values: np.ndarray | None = None,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-    parallel: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     delta_t = r_t + gamma (1 - term_t) V'_t - V_t;  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1};  R_t = A_t + V_t,
@@ -46,31 +39,23 @@ def compute_gae(
         and not terminated
     :param gamma: discount factor
     :param gae_lambda: trade-off of bias and variance
-    :param parallel: use numba's threads if there are at least 100,000 entries and 64 environments. Only where the cores are
-        otherwise idle: a thread that has to wait for one costs milliseconds
     :return: advantages and returns, shape and dtype of ``rewards``
     :raises ValueError: if shapes or dtypes do not fit, a number that is used is not finite, or a factor is not in [0, 1]
     """
     check_discounts(gamma, gae_lambda)
     factors = float(gamma), float(gamma * gae_lambda)
-    if not parallel:
-        try:
-            out = np.empty((2, *rewards.shape), rewards.dtype)  # one allocation, and one argument less to unpack
-            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
-            arguments = rewards, values, last_values, ends, truncated, final_values
-            if _gae.call(*arguments, *factors, out):
-                return out[0], out[1]
-        except (AttributeError, TypeError):
-            pass
+    try:
+        out = np.empty((2, *rewards.shape), rewards.dtype)  # one allocation, and one argument less to unpack
+        ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+        arguments = rewards, values, last_values, ends, truncated, final_values
+        if _gae.call(*arguments, *factors, out):
+            return out[0], out[1]
+    except (AttributeError, TypeError):
+        pass
     # Something needs to be converted or compiled, or is wrong
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
-    steps = arrays[0]
-    out = np.empty((2, *steps.shape), steps.dtype)
-    if parallel and steps.size >= PARALLEL_SIZE and steps.shape[1] >= 2 * PARALLEL_COLUMNS:
-        finite = _gae_parallel(*_all_flags(arrays), *factors, out)
-    else:
-        finite = _gae.checked(*arrays, *factors, out)
-    if not finite:
+    out = np.empty((2, *arrays[0].shape), arrays[0].dtype)
+    if not _gae.checked(*arrays, *factors, out):
         explain(*arrays)
     if rewards.ndim == 1:
         return out[0, :, 0], out[1, :, 0]
@@ -204,20 +189,6 @@ def batch_compute_gae(
     return np.split(advantages, last[:-1] + 1), np.split(returns, last[:-1] + 1)
 
 
-def _all_flags(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The parallel loop exists in one form only, since it takes long to compile."""
-    rewards, values, last_values, terminated, truncated, final_values = arrays
-    nowhere = np.zeros(rewards.shape, BOOL)
-    return (
-        rewards,
-        values,
-        last_values,
-        terminated,
-        nowhere if truncated is None else truncated,
-        rewards if final_values is None else final_values,
-    )
-
-
 @Loop
 def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
     if not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
@@ -246,30 +217,6 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
             c[i] = d[i] + of[i]
         stop = start
     return all_finite(ret)
-
-
-@compiled(parallel=True)
-def _gae_parallel(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
-    n_steps, n_envs = rewards.shape
-    advantages, returns = out[0], out[1]
-    g, gl = advantages.dtype.type(gamma), advantages.dtype.type(factor)
-    zero = advantages.dtype.type(0)
-    for block in prange((n_envs + PARALLEL_COLUMNS - 1) // PARALLEL_COLUMNS):
-        low, high = block * PARALLEL_COLUMNS, min((block + 1) * PARALLEL_COLUMNS, n_envs)
-        for back in range(n_steps):
-            t = n_steps - 1 - back
-            for j in range(low, high):
-                successor = values[t + 1, j] if back else last_values[j]
-                at_limit = final_values[t, j]
-                successor = at_limit if truncated[t, j] else successor
-                advantages[t, j] = rewards[t, j] + g * (zero if terminated[t, j] else successor) - values[t, j]
-            if back:
-                for j in range(low, high):
-                    following = advantages[t + 1, j]
-                    advantages[t, j] += zero if terminated[t, j] | truncated[t, j] else gl * following
-            for j in range(low, high):
-                returns[t, j] = advantages[t, j] + values[t, j]
-    return all_finite(returns.ravel())
 
 
 @compiled(fastmath=False)
