@@ -31,7 +31,8 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 
 # In the seat PPO the compiled loops take every policy that they cover. V-trace sits with SB3's random numbers, because
 # test_identity.py wants a policy from one seed and 1,200 steps that SB3's PPO, too, finds with few seeds.
-# RQL's critics and FMQ's candidates: few for the time they take; and not 8 candidates, where the outcome of test_gae.py depends on the CPU's rounding
+# RQL's critics and FMQ's candidates: few for the time they take; not 8 candidates, where the outcome of test_gae.py depends on
+# the CPU's rounding.
 SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
