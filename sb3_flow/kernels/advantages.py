@@ -5,7 +5,6 @@ Arrays are time-major. A step that carries both flags counts as terminated, as i
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
