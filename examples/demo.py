@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder for data, logs and the picture")
     parser.add_argument("--offline-steps", type=int, default=10_000, help="gradient steps on the dataset")
     parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
-    parser.add_argument("--fmq-steps", type=int, default=4_000, help="gradient steps of FMQ on the dataset")
+    parser.add_argument("--fmq-steps", type=int, default=3_000, help="gradient steps of FMQ on the dataset")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
