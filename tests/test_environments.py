@@ -14,7 +14,7 @@ from sb3_flow import OfflineDataset
 from sb3_flow.common import SparseReward
 from sb3_flow.common.environments import single_task_names
 from sb3_flow.data.generate import generate
-from sb3_flow.data.sources import single_task
+from sb3_flow.data.ogbench import single_task
 
 SPARSE = "scene-play-sparse-singletask-task1-v0"
 

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 from sb3_flow.common.offline_env import SuccessInfo
-from sb3_flow.data.sources import single_task
+from sb3_flow.data.ogbench import single_task
 
 MAZES = {
     **{f"pointmaze-{maze}": ("navigate", "stitch") for maze in ("medium", "large", "giant", "teleport")},

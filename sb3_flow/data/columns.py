@@ -168,6 +168,20 @@ def npz_columns(path: Path) -> dict[str, Column]:
     return columns
 
 
+def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, Column]:
+    """
+    :param columns: of the file at ``path``
+    :return: those of the names; a name also stands for all of ``name/key``
+    :raises ValueError: if one is missing
+    """
+    picked = {key: column for key, column in columns.items() if key in names or key.split("/")[0] in names}
+    found = {key.split("/")[0] for key in picked}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"{path} lacks the arrays {missing}; it has {sorted(columns)}")
+    return picked
+
+
 def flags(column: Column) -> np.ndarray:
     """
     All rows of a column of flags.

@@ -11,6 +11,7 @@ the bytes of the arrays that result. OGBench labels with its simulator, whose si
 """
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -86,16 +87,10 @@ def main() -> None:
         save(plain, {**arrays, "terminated": np.zeros(rows, bool), "trajectory_ends": ends}, compression)
         del observations, actions, qpos, arrays
         ogbench = f"ogbench:puzzle-3x3-play-singletask-v0@{raw}"
-        simulator = " + simulator"
-        for location, mapped, extra in (
-            (f"npz:{plain}", "", ""),
-            (f"npz:{plain}", f"{folder}/mapped", ""),
-            (ogbench, "", ""),
-            (ogbench, "", simulator),
-            (ogbench, f"{folder}/mapped-raw", ""),
-            (ogbench, f"{folder}/mapped-raw-simulator", simulator),
-        ):
-            command = [sys.executable, "-W", "ignore", "-c", CHILD, location, str(args.observations), mapped, extra]
+        kinds = (f"npz:{plain}", ""), (ogbench, ""), (ogbench, " + simulator")
+        for (i, (location, extra)), mapped in itertools.product(enumerate(kinds), (False, True)):
+            mmap_dir = f"{folder}/mapped-{i}" if mapped else ""
+            command = [sys.executable, "-W", "ignore", "-c", CHILD, location, str(args.observations), mmap_dir, extra]
             subprocess.run(command, check=True)
 
 
