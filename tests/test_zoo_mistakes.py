@@ -1,5 +1,6 @@
 """A stranger's mistakes with ``python -m sb3_flow.zoo``: one sentence each, with what to do."""
 
+import importlib
 import sys
 
 import pytest
@@ -63,10 +64,13 @@ def test_continuous_algorithm_on_discrete_actions(tmp_path):
 
 @pytest.mark.parametrize("package", ["rl_zoo3", "requests"])
 def test_missing_extra(package, monkeypatch, tmp_path):
+    ours = [f"sb3_flow.zoo.{name}" for name in ("manager", "samplers", "viewing")]
+    for name in ours:
+        importlib.import_module(name)  # what is there before comes back afterwards; anything else would stay
     for name in [name for name in sys.modules if name.split(".")[0] in ("rl_zoo3", package)]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("manager", "samplers", "viewing"):
-        monkeypatch.delitem(sys.modules, f"sb3_flow.zoo.{name}", raising=False)
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     message = mistake("enjoy", "--algo", "rql", "--env", "Pendulum-v1", "-f", tmp_path)
     assert "pip install 'sb3-flow[zoo]'" in message and package in message
