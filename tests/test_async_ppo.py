@@ -367,7 +367,8 @@ class Named(gym.Wrapper):
 
 def tell(local, _):
     if local["self"].num_timesteps > 4 * 64:  # llvmlite loses a KeyboardInterrupt while it compiles
-        print("learning", local["self"]._collector.pid, flush=True)
+        # not `print`, which Ctrl-C can part from its line's end
+        os.write(1, b"learning %d\\n" % local["self"]._collector.pid)
     return True
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background

@@ -1,7 +1,10 @@
 """The native update and forward pass beside torch: gradients, Adam, metrics, sampling."""
 
 import itertools
+import sys
+from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 import torch as th
@@ -11,7 +14,13 @@ from torch import nn
 from sb3_flow.kernels import (
     METRICS,
     Adam,
+    compute_gae,
+    compute_gae_sb3,
+    compute_group_returns_to_go,
+    compute_process_advantages,
+    compute_vtrace,
     describe_objective,
+    exponential_moving_average,
     policy_evaluate,
     policy_forward,
     policy_outputs,
@@ -305,6 +314,41 @@ def test_forward_is_torchs(actions, dtype):
         outputs = policy.action_net(policy.mlp_extractor.forward_actor(observations)).detach()
         ours = policy_outputs(network, params, observations.numpy())
         np.testing.assert_allclose(ours, outputs, rtol=tolerance, atol=tolerance)
+
+
+def test_no_python_runs_within_a_loop():
+    """A KeyboardInterrupt there becomes a SystemError: of each array that a loop returns, numba's wrapper asks Python."""
+    policy = make_policy("gaussian", th.float32)
+    (network, params), rollout, row = describe(policy), make_rollout(policy, 8), np.zeros(8, np.float32)
+    observations, rows, group = rollout["observations"], np.zeros((8, 1), np.float32), np.zeros((4, 1, 2))
+    state = np.zeros((3, params.size), np.float32)
+
+    def all_loops():
+        policy_forward(network, params, observations, np.random.default_rng(0))
+        policy_values(network, params, observations)
+        policy_outputs(network, params, observations)
+        policy_evaluate(network, params, observations, rollout["actions"])
+        ppo_epoch(network, describe_objective(), STILL, params, *state, 0, np.arange(8), np.array([0, 8]), **rollout)
+        compute_gae(rows, rows, last_values=row[:1])
+        compute_gae_sb3(rows, rows, rows, row[:1], row[:1], 0.99, 0.95)
+        compute_vtrace(rows, rows, rows, last_values=row[:1])
+        compute_group_returns_to_go(group)
+        compute_process_advantages(group)
+        exponential_moving_average(row, 0.5)
+
+    called, folder = [], str(Path(numba.__file__).parent)
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            called.append(frame.f_code.co_name)
+
+    all_loops()  # compiles
+    sys.setprofile(note)
+    try:
+        all_loops()
+    finally:
+        sys.setprofile(None)
+    assert called == []
 
 
 @pytest.mark.parametrize("actions", ACTIONS)

@@ -34,7 +34,10 @@ def policy_forward(
         noise = rng.standard_normal(shape, params.dtype)  # type: ignore[arg-type]
     else:
         noise = rng.random(shape, params.dtype)  # type: ignore[arg-type]
-    return _policy_forward(network, params, observations, noise)
+    actions, log_probs = np.empty(shape, params.dtype), np.empty(shape[0], params.dtype)
+    values = np.zeros(shape[0], params.dtype)
+    _policy_forward(network, params, observations, noise, actions, values, log_probs)
+    return actions, values, log_probs
 
 
 def policy_values(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
@@ -45,7 +48,10 @@ def policy_values(network: Network, params: np.ndarray, observations: np.ndarray
     :return: values, shape ``(n,)``, 0 without a critic
     :raises ValueError: if shapes do not fit
     """
-    return _policy_values(network, params, _checked(network, params, observations))
+    observations = _checked(network, params, observations)
+    values = np.zeros(len(observations), params.dtype)
+    _policy_values(network, params, observations, values)
+    return values
 
 
 def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
@@ -58,7 +64,10 @@ def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarra
     :return: shape ``(n, outputs)``
     :raises ValueError: if shapes do not fit
     """
-    return _policy_outputs(network, params, _checked(network, params, observations))
+    observations = _checked(network, params, observations)
+    outputs = np.empty((len(observations), int(network.actor[-1, 3])), params.dtype)
+    _policy_outputs(network, params, observations, outputs)
+    return outputs
 
 
 def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
@@ -70,13 +79,11 @@ def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> 
 
 
 @compiled()
-def _policy_forward(network, params, observations, noise):  # type: ignore[no-untyped-def]
+def _policy_forward(network, params, observations, noise, actions, values, log_probs):  # type: ignore[no-untyped-def]
     actor, critic = network.actor, network.critic
     n = len(observations)
     outputs_at = actor[0, 2] * STRIDE
     x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * STRIDE, params)
-    actions = np.empty((n, len(network.components)), params.dtype)
-    values, log_probs = np.zeros(n, params.dtype), np.empty(n, params.dtype)
     log_std = params[max(network.log_std, 0) :]
     for first in range(0, n, BLOCK):
         count = min(BLOCK, n - first)
@@ -87,30 +94,26 @@ def _policy_forward(network, params, observations, noise):  # type: ignore[no-un
             last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
             for c in range(count):
                 values[first + c] = x[last + c]
-    return actions, values, log_probs
 
 
 @compiled()
-def _policy_values(network, params, observations):  # type: ignore[no-untyped-def]
+def _policy_values(network, params, observations, values):  # type: ignore[no-untyped-def]
     critic, n = network.critic, len(observations)
     outputs_at = network.actor[0, 2] * STRIDE
     x = aligned(outputs_at + total_outputs(critic) * STRIDE, params)
-    values = np.zeros(n, params.dtype)
     for first in range(0, n if len(critic) else 0, BLOCK):
         count = min(BLOCK, n - first)
         gather_rows(observations, first, count, x)
         last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
         for c in range(count):
             values[first + c] = x[last + c]
-    return values
 
 
 @compiled()
-def _policy_outputs(network, params, observations):  # type: ignore[no-untyped-def]
+def _policy_outputs(network, params, observations, outputs):  # type: ignore[no-untyped-def]
     actor, n = network.actor, len(observations)
     outputs_at = actor[0, 2] * STRIDE
     x = aligned(outputs_at + total_outputs(actor) * STRIDE, params)
-    outputs = np.empty((n, actor[-1, 3]), params.dtype)
     for first in range(0, n, BLOCK):
         count = min(BLOCK, n - first)
         gather_rows(observations, first, count, x)
@@ -118,4 +121,3 @@ def _policy_outputs(network, params, observations):  # type: ignore[no-untyped-d
         for j in range(outputs.shape[1]):
             for c in range(count):
                 outputs[first + c, j] = x[last + j * STRIDE + c]
-    return outputs

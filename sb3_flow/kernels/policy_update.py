@@ -176,7 +176,9 @@ def policy_evaluate(
     _check_choices(network, actions)
     row, rows = np.empty(0, dtype), np.empty((0, 0), dtype)
     rollout = Rollout(observations, actions, row, row, row, row, row, rows, row)
-    return _evaluate(network, params, rollout)
+    values, log_probs = np.zeros(n, dtype), np.empty(n, dtype)
+    _evaluate(network, params, rollout, values, log_probs)
+    return values, log_probs
 
 
 class Workspace(NamedTuple):
@@ -318,17 +320,16 @@ def _learn(network, params, grad, n, vf_coef, work, std_grad, last_of_actor, las
 
 
 @compiled()
-def _evaluate(network, params, rollout):  # type: ignore[no-untyped-def]
+def _evaluate(network, params, rollout, values, log_probs):  # type: ignore[no-untyped-def]
     n = len(rollout.observations)
     order, work = np.arange(n), _workspace(network, params, np.array([0, min(n, BLOCK)]))
-    values, log_probs, unused = np.zeros(n, params.dtype), np.empty(n, params.dtype), np.zeros_like(params)
+    unused = np.zeros_like(params)
     for start in range(0, n, BLOCK):
         count = min(BLOCK, n - start)
         _look(network, params, rollout, order, start, count, 0.0, 0.0, work, unused)
         log_probs[start : start + count] = work.rows[_LOG_PROBS, :count]
         if len(network.critic):
             values[start : start + count] = work.rows[_VALUES, :count]
-    return values, log_probs
 
 
 @compiled()
