@@ -29,7 +29,12 @@ _intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
 
 def compiled(**options: Any) -> Callable[[Function], Function]:
-    """:return: the decorator of this package's loops, which release the GIL and may use fused multiply-add"""
+    """
+    Loops that Python calls fill arrays that they are given. Of an array that a loop returns, numba asks Python for the dtype,
+    and a KeyboardInterrupt that falls there becomes a SystemError.
+
+    :return: the decorator of this package's loops, which release the GIL and may use fused multiply-add
+    """
     settings: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy", "nogil": True, "cache": True}
     decorator: Callable[[Function], Function] = njit(**{**settings, **options})
     return decorator
