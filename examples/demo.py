@@ -35,7 +35,7 @@ from sb3_flow.data.oracles import NAVIGATE_NOISE, maze_cells
 ENV_ID = "pointmaze-medium-singletask-v0"  # start (1, 1), goal (6, 6), reward -1 per step until the goal, 1000 steps
 DATASET = "pointmaze-medium-navigate"
 EPISODES = 50  # of every row of the table
-CURVE_EPISODES = 20  # of every point of the curves
+CURVE_EPISODES = 10  # of every point of the curves
 
 # Measured on this task, with networks for a CPU
 SETTINGS = {"learning_rate": 1e-3, "tau": 0.02, "gamma": 0.995, "horizon_length": 10, "offline_fraction": 0.5}
