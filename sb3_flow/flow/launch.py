@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch as th
 
-from sb3_flow.kernels.rowwise import Kernel
+from sb3_flow.compiled import c_function
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,7 +45,7 @@ class Launch:
     :param arguments: its arguments, but for the counter
     """
 
-    def __init__(self, kernel: Kernel, elements: int, arguments: Sequence[int]) -> None:
+    def __init__(self, kernel: c_function, elements: int, arguments: Sequence[int]) -> None:
         self.arguments = array("q", (0, *arguments))
         self._kernel, self._address = kernel, self.arguments.buffer_info()[0]
         self._threads = th.get_num_threads() if _parallel is not None and elements >= SERIAL_BELOW else 1
@@ -55,7 +55,7 @@ class Launch:
         if self._threads == 1:
             self._kernel.call(self._address)
         else:
-            _parallel(self._kernel.compiled.address, self._address, self._threads, 0)
+            _parallel(self._kernel.address, self._address, self._threads, 0)
 
 
 def address_of(tensor: th.Tensor | None) -> int:

@@ -1,5 +1,8 @@
 """Compiled loops over NumPy arrays (numba): advantages, groups, ratios and rewards; and whole networks."""
 
+from typing import TYPE_CHECKING, Any
+
+from sb3_flow.compiled import unavailable
 from sb3_flow.kernels.advantages import batch_compute_gae, compute_gae, compute_gae_sb3, compute_lambda_returns
 from sb3_flow.kernels.groups import (
     compute_group_advantages,
@@ -9,8 +12,6 @@ from sb3_flow.kernels.groups import (
 )
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
 from sb3_flow.kernels.objectives import Adam, Objective, describe_objective
-from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
-from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
 from sb3_flow.kernels.ratios import apply_gspo_clipping, compute_gspo_importance_ratios, compute_ppo_surrogate
 from sb3_flow.kernels.rewards import (
     auto_scale_rewards,
@@ -21,6 +22,10 @@ from sb3_flow.kernels.rewards import (
     shape_rewards,
 )
 from sb3_flow.kernels.vtrace import compute_vtrace
+
+if TYPE_CHECKING or unavailable() is None:
+    from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
+    from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
 
 __all__ = [
     "BERNOULLI",
@@ -58,3 +63,9 @@ __all__ = [
     "ppo_epoch",
     "shape_rewards",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # networks need numba; the rest runs without
+        raise ImportError(f"`{name}` needs compiled code, but {unavailable()}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,16 +3,15 @@ What happens between two matrix products of an MLP: GELU (tanh approximation), a
 backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
-All arrays are float32, C-contiguous and given by pointers; they do not overlap. numba's cache on disk does not notice
-changes of a loop that is called from another file: whoever changes this one removes ``sb3_flow/kernels/__pycache__``.
+All arrays are float32, C-contiguous and given by pointers; they do not overlap.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from sb3_flow.compiled import inlined
 from sb3_flow.kernels.panels import apart, dot, on_stack, sum_of
 
 LAYER_NORM_EPS = np.float32(1e-6)
@@ -38,15 +37,12 @@ _Q6, _Q4, _Q2, _Q0 = (
 )
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    # error_model="numpy": Python's check for division by zero would keep the loops from vectorising. Not "reassoc": the
-    # order of a sum would depend on how often the code was optimised, which loading it from numba's cache changes
-    fastmath = {"contract", "arcp", "nnan", "ninf", "nsz"}
-    decorator: Callable[[Callable[..., Any]], Any] = njit(fastmath=fastmath, error_model="numpy", **options)
-    return decorator
+def _inlined(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    # Not "reassoc": the order of a sum would depend on how often the code was optimised, which loading it from disk changes
+    return inlined(fastmath={"contract", "arcp", "nnan", "ninf", "nsz"}, **options)
 
 
-@_compiled(inline="always")
+@_inlined(inline="always")
 def _tanh(x):  # type: ignore[no-untyped-def]
     x = min(max(x, -_CLAMP), _CLAMP)
     x2 = x * x
@@ -62,19 +58,19 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return x * p / q
 
 
-@_compiled(inline="always")
+@_inlined(inline="always")
 def _gelu_tanh(v):  # type: ignore[no-untyped-def]
     return _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v * v))
 
 
-@_compiled(inline="always")
+@_inlined(inline="always")
 def _gelu_slope(v, t):  # type: ignore[no-untyped-def]
     # Far out t is 1 but for its last bit, which the cube of v would enlarge; 1 - t^2 vanishes before |v| = 5
     c = min(max(v, -_FIVE), _FIVE)
     return _HALF * (_ONE + t) + _HALF * c * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * c * c)
 
 
-@_compiled()
+@_inlined()
 def gelu_forward(z, out, rows, size):  # type: ignore[no-untyped-def]
     """out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
     apart()
@@ -83,7 +79,7 @@ def gelu_forward(z, out, rows, size):  # type: ignore[no-untyped-def]
             out[b + j] = _HALF * z[b + j] * (_ONE + _gelu_tanh(z[b + j]))
 
 
-@_compiled()
+@_inlined()
 def gelu_backward(z, grad, of_bias, rows, size):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`gelu_forward`.
@@ -105,7 +101,7 @@ def gelu_backward(z, grad, of_bias, rows, size):  # type: ignore[no-untyped-def]
             of_bias[j] += g
 
 
-@_compiled()
+@_inlined()
 def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # type: ignore[no-untyped-def]
     """
     out = LayerNorm(GELU(z)), eps 1e-6.
@@ -134,7 +130,7 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # 
             out[b + j] = centred[j] * r * scale[j] + shift[j]
 
 
-@_compiled()
+@_inlined()
 def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`gelu_layer_norm_forward`.

@@ -1,14 +1,11 @@
 """
 Adam with a clipped gradient on flat vectors, as torch's ``clip_grad_norm_`` and ``Adam``.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.matrices import outlined
-from sb3_flow.kernels.recurrence import compiled
 
 
 @compiled(fastmath={"contract", "reassoc"})

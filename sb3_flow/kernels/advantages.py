@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sb3_flow.compiled import Loop, compiled
 from sb3_flow.kernels.checks import BOOL, explain_result, float_array
-from sb3_flow.kernels.recurrence import CHUNK, Loop, all_finite, compiled, solve, solve_in_order
+from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve, solve_in_order
 from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
 
 

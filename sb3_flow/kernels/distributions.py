@@ -5,18 +5,15 @@ to the actor's outputs; and sampling. Formulas are torch's, and those of ``losse
 Numbers lie feature by feature (see ``matrices``). A row's gradient is ``g * score + extra``, g being the gradient of the loss
 with respect to its log-probability. A Gaussian's standard deviations follow its means: the second half of its scores are
 those of log_std.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 import math
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.matrices import STRIDE, outlined
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL
-from sb3_flow.kernels.recurrence import compiled
 
 _ZERO, _ONE = np.float32(0), np.float32(1)  # of no influence on the other operand's precision
 _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)

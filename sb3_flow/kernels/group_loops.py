@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sb3_flow.kernels.recurrence import all_finite, compiled, solve
+from sb3_flow.compiled import compiled
+from sb3_flow.kernels.recurrence import all_finite, solve
 
 BASELINES = ("loo", "mean", "median", "min")
 SCALES = ("group", "batch", "none")

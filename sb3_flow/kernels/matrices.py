@@ -6,9 +6,6 @@ at ``i * STRIDE + j`` from its start. So vectors run along the minibatch whateve
 a multiple of ``TILE_COLUMNS``. Weights are as torch stores them, ``(outputs, inputs)`` at some offset of one flat vector.
 
 A tile of the result is worked out at a time, whose sums stay in registers.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 from typing import Any
@@ -18,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sb3_flow.kernels.recurrence import compiled
+from sb3_flow.compiled import compiled
 
 LANES = 16
 """Entries of one vector operation."""

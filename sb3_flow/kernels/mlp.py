@@ -3,19 +3,16 @@ Multilayer perceptrons on blocks of a minibatch, forward and backward, from and 
 
 A block of the workspace holds, feature by feature (see ``matrices``): the observations, then the outputs of every layer of
 the actor, then of the critic.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 import math
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.activations import _CLAMP, _P1, _P3, _P5, _P7, _P9, _P11, _P13, _Q0, _Q2, _Q4, _Q6
 from sb3_flow.kernels.matrices import STRIDE, TILE_COLUMNS, add_inner_products, multiply, outlined
 from sb3_flow.kernels.networks import TANH
-from sb3_flow.kernels.recurrence import compiled
 
 
 @compiled()

@@ -5,18 +5,16 @@ products would have to be called for one layer at a time.
 Weights are read in panels of ``PANEL`` columns, ``CHUNK`` rows at a time, from where they are or, if vectors of their columns
 cannot be loaded from there, after a copy. A tile of the result is worked out at a time, whose sums stay in registers. Each
 entry is summed up in one order, so a result does not depend on what is worked on beside it.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sb3_flow.compiled import inlined
 from sb3_flow.kernels.matrices import WIDE, broadcast
 
 # Tiles as large as the registers allow: 32 of 16 numbers, or 16 of 8
@@ -226,7 +224,7 @@ def _transpose(typingctx, source, source_row, target, target_row):  # type: igno
     return types.none(_number, n, _number, n), codegen
 
 
-@njit(error_model="numpy")
+@inlined()
 def _copy(source, source_row, source_column, target, target_row, rows, columns):  # type: ignore[no-untyped-def]
     """target[i, j] = source[i, j], of addresses; the distances are those of rows and of columns."""
     apart()
@@ -245,7 +243,7 @@ def _copy(source, source_row, source_column, target, target_row, rows, columns):
             b[i * target_row + j] = a[i * source_row + j * source_column]
 
 
-@njit(error_model="numpy")
+@inlined()
 def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, columns):  # type: ignore[no-untyped-def]
     """A tile of ``rows``, which are ``TILE_ROWS`` or one, and ``columns``, rounded up; of addresses."""
     apart()
@@ -265,7 +263,7 @@ def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, colum
         _narrow_row(x, x_row, w, w_row, start, start_row, y, y_row, depth)
 
 
-@njit(error_model="numpy")
+@inlined()
 def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns):  # type: ignore[no-untyped-def]
     """
     y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other.

@@ -1,17 +1,14 @@
 """
 Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.distributions import act
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
 from sb3_flow.kernels.mlp import aligned, forward, gather_rows, padded, total_outputs
 from sb3_flow.kernels.networks import GAUSSIAN, Network
-from sb3_flow.kernels.recurrence import compiled
 
 
 def policy_forward(

@@ -1,22 +1,19 @@
 """
 PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. What
 torch spends on such networks is overhead per operation; here there is none.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.adam import adam_step, clip_norm
 from sb3_flow.kernels.distributions import bernoulli_scores, categorical_scores, gaussian_scores
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
 from sb3_flow.kernels.mlp import aligned, backward, forward, gather, padded, total_outputs, widest_output
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, Network
 from sb3_flow.kernels.objectives import Adam, Objective
-from sb3_flow.kernels.recurrence import compiled
 from sb3_flow.kernels.surrogates import (
     DECOUPLED,
     GSPO,

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.checks import BOOL, check_range, check_shape, flag_array, numbers
-from sb3_flow.kernels.recurrence import compiled
 
 FLAT_RANGE = 1e-10
 """Rewards that spread less than this are not stretched."""

@@ -10,16 +10,14 @@ kernel's description lists. It takes tasks off the counter until none is left, s
 same arguments, whoever owns them; results do not depend on how many do.
 """
 
-import ctypes
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from sb3_flow.compiled import c_function, inlined
 from sb3_flow.kernels.activations import gelu_backward, gelu_forward, gelu_layer_norm_backward, gelu_layer_norm_forward
 from sb3_flow.kernels.panels import TILE_ROWS, apart, pointer, product
 
@@ -54,26 +52,7 @@ def fewer_rows(members: int, batch: int, threads: int) -> int:
     return min(block_rows(members), max(4 * TILE_ROWS, -(-members * batch // threads)))
 
 
-class Kernel:
-    """A kernel, compiled when it is first used (from then on it comes from numba's cache)."""
-
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    @cached_property
-    def compiled(self) -> Any:
-        """numba's C function"""
-        signature = types.void(types.CPointer(types.int64))
-        return cfunc(signature, error_model="numpy", cache=True)(self._function)
-
-    @cached_property
-    def call(self) -> Callable[[int], None]:
-        """the kernel as a function of its arguments' address"""
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.compiled.address)
-
-
-@njit(error_model="numpy")
+@inlined()
 def _evaluate(arguments, k, first, rows):  # type: ignore[no-untyped-def]
     """Rows of a member, through all layers; the arguments are those of :func:`forward`."""
     apart()
@@ -101,7 +80,7 @@ def _evaluate(arguments, k, first, rows):  # type: ignore[no-untyped-def]
         at += FORWARD
 
 
-@Kernel
+@c_function
 def forward(arguments):  # type: ignore[no-untyped-def]
     """
     Layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm. K; B; rows of a
@@ -123,7 +102,7 @@ def forward(arguments):  # type: ignore[no-untyped-def]
         _evaluate(arguments, task // blocks, first, min(block, batch - first))
 
 
-@Kernel
+@c_function
 def integrate(arguments):  # type: ignore[no-untyped-def]
     """
     Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t. The arguments of
@@ -151,7 +130,7 @@ def integrate(arguments):  # type: ignore[no-untyped-def]
                     x[b * size + j] += step[b] * velocity[b * size + j]
 
 
-@Kernel
+@c_function
 def backward(arguments):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`forward`, from the last layer to the first; those of weights are left out, they are products of what
@@ -194,7 +173,7 @@ def backward(arguments):  # type: ignore[no-untyped-def]
             at += BACKWARD
 
 
-@njit(error_model="numpy")
+@inlined()
 def _sum_shares(shares, total, rows, blocks, size):  # type: ignore[no-untyped-def]
     """total[i, j] = sum_b shares[i, b, j], of pointers."""
     apart()
@@ -206,7 +185,7 @@ def _sum_shares(shares, total, rows, blocks, size):  # type: ignore[no-untyped-d
                 total[i * size + j] += shares[(i * blocks + b) * size + j]
 
 
-@Kernel
+@c_function
 def parameter_gradients(arguments):  # type: ignore[no-untyped-def]
     """
     Gradients of parameters from what :func:`forward` and :func:`backward` leave. K; B; layers; zeros, as many as the widest

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_array, float_array
-from sb3_flow.kernels.recurrence import compiled
 
 Optional = np.ndarray | None
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Optional, Optional]

@@ -1,15 +1,12 @@
 """
 Policy and value losses of a minibatch with their gradients with respect to log-probabilities and values: the semantics of
 ``losses.policy_gradient``, with autograd's choices where two terms are equal.
-
-numba's cache on disk does not notice changes of a loop that is called from another file: whoever changes this one removes
-``sb3_flow/kernels/__pycache__``.
 """
 
 import numpy as np
 
+from sb3_flow.compiled import compiled
 from sb3_flow.kernels.matrices import outlined
-from sb3_flow.kernels.recurrence import compiled
 
 CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = range(5)
 _MAX_LOG_RATIO = 20.0  # of losses.importance_ratio

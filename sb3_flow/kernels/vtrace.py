@@ -12,8 +12,9 @@ import math
 
 import numpy as np
 
+from sb3_flow.compiled import Loop
 from sb3_flow.kernels.checks import BOOL, check_positive, check_shape, float_array
-from sb3_flow.kernels.recurrence import CHUNK, Loop, all_finite, solve
+from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve
 from sb3_flow.kernels.sequences import (
     check_discounts,
     check_sequences,

@@ -1,0 +1,6 @@
+"""The one door to numba: decorators of compiled loops, their cache on disk, and whether machine code can be made here."""
+
+from sb3_flow.compiled.availability import unavailable
+from sb3_flow.compiled.loops import Loop, c_function, compiled, inlined
+
+__all__ = ["Loop", "c_function", "compiled", "inlined", "unavailable"]

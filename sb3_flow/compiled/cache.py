@@ -1,0 +1,224 @@
+"""
+Machine code on disk, keyed by everything that it is made of.
+
+numba's own cache compares the file that a loop stands in, and no other: after a change of a loop that is called from another
+file, its callers' old machine code stays in use. Here an entry lies in a folder that is named by
+
+- the environment: Python, the CPU with its features, and numba's compiler options;
+- the code: the sources of all folders with compiled loops, numba's version and llvmlite's.
+
+Folders of other code in the same environment are old and are removed when a new one is made; those of other environments
+(another Python, another machine on a shared disk) and of other installations are left alone. Every entry is a file of its own
+that appears whole or not at all and carries a checksum, so that any number of processes may compile at once.
+
+numba's private names in use, checked on numba 0.68: ``Dispatcher._cache`` and ``CFunc._cache`` (a ``_Cache`` with
+``load_overload`` and ``save_overload``), ``CompileResultCacheImpl``, ``serialize.dumps``; tests/test_compiled_cache.py.
+"""
+
+import hashlib
+import os
+import pickle
+import shutil
+import sys
+import uuid
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from llvmlite import binding
+from numba import types
+from numba.core import config as _config
+from numba.core import sigutils
+from numba.core.caching import CompileResultCacheImpl, _Cache
+from numba.core.ccallback import CFunc
+from numba.core.serialize import dumps
+
+config: Any = _config  # names of its own making
+PACKAGE = Path(__file__).resolve().parent.parent
+SOURCES = ("compiled", "kernels")
+"""Folders whose files take part in the machine code; they import nothing else of this package."""
+OPTIONS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES")
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def _stamps() -> tuple[tuple[str, int, int], ...]:
+    files = sorted(file for folder in SOURCES for file in (PACKAGE / folder).rglob("*.py"))
+    stats = [(file, file.stat()) for file in files]
+    return tuple((str(file), stat.st_mtime_ns, stat.st_size) for file, stat in stats)
+
+
+@cache
+def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    contents = [(Path(name).relative_to(PACKAGE), hashlib.sha256(Path(name).read_bytes()).hexdigest()) for name, *_ in stamps]
+    return _digest(contents, numba.__version__, llvmlite.__version__)[:32]
+
+
+def sources_digest() -> str | None:
+    """
+    Digest the sources as they are on disk now, and the compiler's versions. Files are read only if they changed.
+
+    :return: None if there are no sources (in a zip file, say): nothing is kept then
+    """
+    try:
+        stamps = _stamps()
+        return _digest_of(stamps) if stamps else None
+    except OSError:  # an installation that is being replaced
+        return None
+
+
+@cache
+def environment_digest() -> str:
+    """:return: of what differs from machine to machine that may share a disk"""
+    features = sorted(name for name, there in binding.get_host_cpu_features().items() if there)
+    options = [getattr(config, name, None) for name in OPTIONS]
+    cpu = binding.get_default_triple(), binding.get_host_cpu_name(), features
+    return _digest(sys.implementation.cache_tag, getattr(sys, "abiflags", ""), cpu, options)[:16]
+
+
+def _folders() -> list[Path]:
+    """:return: where this installation's entries may lie, the preferred place first"""
+    if config.CACHE_DIR:
+        roots = [Path(config.CACHE_DIR) / "sb3_flow" / _digest(PACKAGE)[:16]]
+    else:
+        roots = [PACKAGE / "compiled" / "__pycache__"]
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if os.path.isabs(home):
+            roots.append(Path(home) / "sb3_flow" / _digest(PACKAGE)[:16])
+    return [root / f"numba-{environment_digest()}" for root in roots]
+
+
+# Functions are compiled from what was imported, not from what a file has become since
+_IMPORTED = sources_digest() or ""
+
+
+def _is_fresh() -> bool:
+    return bool(_IMPORTED) and sources_digest() == _IMPORTED
+
+
+class SourceCache(_Cache):
+    """
+    The entries of one function, one for each signature.
+
+    :param function: the Python function
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        code = function.__code__
+        place = Path(code.co_filename).name
+        self._name = f"{function.__qualname__}-{place}-{code.co_firstlineno}".replace("<", "").replace(">", "")
+
+    @property
+    def cache_path(self) -> str:
+        """Of numba's interface: the preferred folder."""
+        return str(_folders()[0] / _IMPORTED)
+
+    def enable(self) -> None:
+        """Of numba's interface; this cache is always on."""
+
+    def disable(self) -> None:
+        """Of numba's interface; this cache is always on."""
+
+    def flush(self) -> None:
+        """Of numba's interface; an entry is never stale."""
+
+    def _file(self, signature: Any, codegen: Any) -> str:
+        code = self._function.__code__
+        key = signature, codegen.magic_tuple(), hashlib.sha256(code.co_code).hexdigest()
+        return f"{self._name}-{_digest(key)[:24]}"
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """
+        Read an entry.
+
+        :param sig: the signature
+        :param target_context: numba's
+        :return: numba's result of the compilation; None if there is none, or if the sources changed since they were imported
+        """
+        target_context.refresh()
+        if not _is_fresh():
+            return None
+        name = self._file(sig, target_context.codegen())
+        for folder in _folders():
+            try:
+                content = (folder / _IMPORTED / name).read_bytes()
+            except OSError:
+                continue
+            if hashlib.sha256(content[32:]).digest() == content[:32]:
+                return CompileResultCacheImpl.rebuild(None, target_context, pickle.loads(content[32:]))  # type: ignore[arg-type]
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """
+        Write an entry, where it can be written; a warning says if it cannot.
+
+        :param sig: the signature
+        :param data: numba's result of the compilation
+        """
+        if data.library.has_dynamic_globals or not _is_fresh():
+            return
+        content = dumps(CompileResultCacheImpl.reduce(None, data))  # type: ignore[arg-type]
+        name = self._file(sig, data.codegen)
+        failures = []
+        for folder in _folders():
+            try:
+                _write(folder, name, hashlib.sha256(content).digest() + content)
+                return
+            except OSError as error:
+                failures.append(f"{folder.parent}: {error.strerror or error}")
+        _warn_once("; ".join(failures))
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    mine = folder / _IMPORTED
+    if not mine.is_dir():
+        mine.mkdir(parents=True, exist_ok=True)
+        for other in folder.iterdir():
+            if other != mine:
+                shutil.rmtree(other, ignore_errors=True)
+    temporary = mine / f"{name}.{uuid.uuid4().hex}"
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, mine / name)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@cache
+def _warn_once(failures: str) -> None:
+    warnings.warn(
+        "sb3_flow's compiled loops cannot be kept on disk, so every process compiles them anew (up to a minute). Set "
+        f"NUMBA_CACHE_DIR to a folder that can be written. Tried: {failures}."
+    )
+
+
+def keep_on_disk(dispatcher: Any) -> Any:
+    """
+    Give a function of ``numba.njit`` this cache.
+
+    :param dispatcher: the function
+    :return: the same
+    """
+    dispatcher._cache = SourceCache(dispatcher.py_func)
+    return dispatcher
+
+
+def compile_c_function(function: Any) -> Any:
+    """
+    Compile a function of a pointer to int64 numbers, or read it from the cache.
+
+    :param function: the Python function
+    :return: numba's C function
+    """
+    signature = sigutils.normalize_signature(types.void(types.CPointer(types.int64)))
+    kernel: Any = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
+    kernel._cache = SourceCache(function)
+    kernel.compile()
+    return kernel

@@ -1,0 +1,41 @@
+"""A small loop with an operation of its own in LLVM's language: all that the larger ones ask of numba and llvmlite."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from sb3_flow.compiled.cache import keep_on_disk
+
+_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
+
+
+@_intrinsic
+def _twice(typingctx, number):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.fmul(args[0], ir.Constant(ir.DoubleType(), 2.0))
+
+    return types.float64(types.float64), codegen
+
+
+@njit
+def _doubled(x):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        x[i] = _twice(x[i])
+
+
+keep_on_disk(_doubled)
+
+
+def probe() -> None:
+    """
+    Run a compiled loop.
+
+    :raises RuntimeError: if its result is wrong
+    """
+    x = np.arange(3.0)
+    _doubled(x)
+    if x.tolist() != [0.0, 2.0, 4.0]:
+        raise RuntimeError(f"a compiled loop made {x} of [0, 1, 2], where [0, 2, 4] was expected")
