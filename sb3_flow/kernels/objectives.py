@@ -3,8 +3,7 @@
 import math
 from typing import NamedTuple
 
-from sb3_flow.kernels.surrogates import CLIP, DECOUPLED, DUAL_CLIP, GSPO, GSPO_TOKEN
-
+CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = range(5)
 POLICY_LOSSES = {"clip": CLIP, "dual_clip": DUAL_CLIP, "gspo": GSPO, "gspo_token": GSPO_TOKEN, "decoupled": DECOUPLED}
 
 

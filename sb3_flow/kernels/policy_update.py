@@ -13,11 +13,8 @@ from sb3_flow.kernels.distributions import bernoulli_scores, categorical_scores,
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
 from sb3_flow.kernels.mlp import aligned, backward, forward, gather, padded, total_outputs, widest_output
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, Network
-from sb3_flow.kernels.objectives import Adam, Objective
+from sb3_flow.kernels.objectives import DECOUPLED, GSPO, GSPO_TOKEN, Adam, Objective
 from sb3_flow.kernels.surrogates import (
-    DECOUPLED,
-    GSPO,
-    GSPO_TOKEN,
     normalise,
     ratio_metrics,
     rowwise_loss,

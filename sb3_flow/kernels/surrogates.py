@@ -7,8 +7,8 @@ import numpy as np
 
 from sb3_flow.compiled import compiled
 from sb3_flow.kernels.matrices import outlined
+from sb3_flow.kernels.objectives import DECOUPLED, DUAL_CLIP, GSPO
 
-CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = range(5)
 _MAX_LOG_RATIO = 20.0  # of losses.importance_ratio
 
 
