@@ -1,5 +1,6 @@
 """Machine code on disk is that of the sources that are there, and never stands in the way of a run."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from numba.core.dispatcher import Dispatcher
 
 import sb3_flow
 from sb3_flow.compiled import unavailable
-from sb3_flow.compiled.cache import SourceCache, keep_on_disk
+from sb3_flow.compiled.cache import SOURCES, SourceCache, keep_on_disk
 from sb3_flow.kernels import recurrence
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="nothing is compiled")
@@ -191,6 +192,19 @@ def test_the_recurrence_without_numba(dtype, size, lag):
     if size >= lag:
         recurrence.solve(theirs, c, lag)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5 if dtype == np.float32 else 1e-13, atol=1e-6)
+
+
+def test_all_that_is_compiled_stands_in_the_folders_that_are_digested():
+    root = Path(sb3_flow.__file__).parent
+    for file in root.rglob("*.py"):
+        inside = file.relative_to(root).parts[0] in SOURCES
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+        for name in names:
+            top, *rest = name.split(".")
+            assert top not in ("numba", "llvmlite") or inside, f"{file} imports {name}"
+            assert top != "sb3_flow" or not inside or rest[0] in SOURCES, f"{file} imports {name}"
 
 
 def test_numbas_private_names():
