@@ -1,5 +1,6 @@
 """The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves
+from sb3_flow.common.finite import decide
 from sb3_flow.common.rollouts import EstimatedRollouts, FinalObservation
 
 
@@ -89,8 +91,8 @@ class RolloutCollection(AtomicSaves, OnPolicyAlgorithm):
 
             with th.no_grad():
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                action_tensor, values, log_probs, extras = self._act(env, obs_tensor, use_masking)
-            actions = action_tensor.cpu().numpy()
+                act = partial(self._act, env, obs_tensor, use_masking)
+                actions, values, log_probs, extras = decide(act, self.policy, self._last_obs)
 
             clipped_actions = bounded_actions(self.policy, self.action_space, actions)
 
