@@ -20,6 +20,7 @@ from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
 from sb3_flow.common.collection import bounded_actions
+from sb3_flow.common.finite import decide
 from sb3_flow.common.native import NativeLoops
 
 # words that learner and collector share
@@ -200,8 +201,7 @@ class Worker:
                     self.policy.reset_noise(self.spec.n_envs)
             if self.policy.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
                 self.policy.reset_noise(self.spec.n_envs)
-            action_tensor, values, log_probs = self.act()
-            actions = action_tensor.cpu().numpy()
+            actions, values, log_probs = decide(self.act, self.policy, self.observation)
             rollout.put_observation(step, self.observation)
             rollout.episode_starts[step], rollout.versions[step] = self.episode_starts, version
             rollout.actions[step] = actions

@@ -1,6 +1,6 @@
 """What several algorithms share and SB3 sees."""
 
-from sb3_flow.common.checkpoints import latest_checkpoint
+from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint
 from sb3_flow.common.environments import SparseReward
 from sb3_flow.common.evaluate import bootstrap_interval, interquartile_mean
 from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
@@ -12,6 +12,7 @@ from sb3_flow.common.robomimic import RobomimicTask
 from sb3_flow.common.visualisation import action_flow, flow_values
 
 __all__ = [
+    "CheckpointCallback",
     "FlowVisualisationCallback",
     "GroupedStart",
     "OfflineToOnlineAlgorithm",

@@ -1,9 +1,11 @@
 """Files that are either complete or not there, and finding the last complete one."""
 
+import contextlib
 import io
 import json
 import os
 import re
+import shutil
 import warnings
 import zipfile
 import zlib
@@ -11,13 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stable_baselines3.common import callbacks
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover
+    fcntl = None  # type: ignore[assignment]
+
 
 def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: Callable[[Any], None]) -> None:
     """
-    Write to a neighbouring temporary file and move it into place, so that a killed process leaves the old file or the
-    new one, never half of one.
+    Write a file so that the previous one or the new one is there, whole, whatever happens meanwhile: an error, a full disk, a
+    killed process, a power cut. The new one is written beside its place, and moved into it when it has reached the disk.
 
-    :param path: where the file shall be; an open file is handed on as it is
+    :param path: where the file shall be; missing folders are made, as SB3 does; an open file is handed on as it is
     :param suffix: added if the path has none, as SB3 does
     :param write: called with the path (or open file) to write to
     """
@@ -26,22 +36,102 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
         return
     final = Path(path)
     if final.suffix == "":
-        final = final.with_name(f"{final.name}.{suffix}")
+        final = Path(f"{final}.{suffix}")
     final = final.resolve()  # through symbolic links, which would be replaced otherwise
     if final.is_dir():
         warnings.warn(f"Path '{final}' is a folder. Will save instead to {final}_2")
         final = final.with_name(f"{final.name}_2")
+    missing = [folder for folder in final.parents if not folder.exists()]
+    if missing:
+        warnings.warn(f"Path '{final.parent}' does not exist. Will create it.")
+        final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{final.name}.tmp")
+    descriptor = _open_alone(temporary)
     try:
+        with contextlib.suppress(OSError):
+            shutil.copymode(final, temporary)
         write(temporary)
+        os.fsync(descriptor)
         os.replace(temporary, final)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    for folder in (final.parent, *(one.parent for one in missing)):
+        _sync_folder(folder)
+
+
+def _open_alone(path: Path) -> int:
+    """:return: descriptor of a new file, or of one that a killed process left, that no other process writes to meanwhile"""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if fcntl is None:
+            return descriptor
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # who had the lock before has moved the file away
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk."""
+    with contextlib.suppress(OSError):  # not everywhere can folders be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class AtomicSaves(BaseAlgorithm):
+    """An algorithm whose files are complete or not there."""
+
+    def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
+        """
+        Save all the attributes of the object and the model parameters in a zip-file. The previous file or the new one is
+        there, whole, also if the process is killed or the disk is full.
+
+        :param path: path to the file where the model should be saved
+        :param exclude: name of parameters that should be excluded in addition to the default ones
+        :param include: name of parameters that might be excluded but should be included anyway
+        """
+        write_atomically(path, "zip", lambda target: super(AtomicSaves, self).save(target, exclude, include))
+
+
+class CheckpointCallback(callbacks.CheckpointCallback):
+    """
+    SB3's ``CheckpointCallback`` for our algorithms: every file is complete or not there, that of ``VecNormalize``, too, and
+    the model is written last. Where there is a model, the replay buffer and the statistics that belong to it are there.
+    Arguments are SB3's.
+    """
+
+    def _on_step(self) -> bool:
+        if self.n_calls % self.save_freq == 0:
+            if self.save_replay_buffer and getattr(self.model, "replay_buffer", None) is not None:
+                self._write("replay_buffer_", "pkl", self.model.save_replay_buffer)  # type: ignore[attr-defined]
+            normalizer = self.model.get_vec_normalize_env()
+            if self.save_vecnormalize and normalizer is not None:
+                self._write("vecnormalize_", "pkl", lambda path: write_atomically(path, "pkl", normalizer.save))
+            self._write("", "zip", self.model.save)
+        return True
+
+    def _write(self, kind: str, suffix: str, save: Callable[[str], None]) -> None:
+        path = self._checkpoint_path(kind, suffix)
+        save(path)
+        if self.verbose >= 2:
+            print(f"Saving checkpoint to {path}")
 
 
 def latest_checkpoint(folder: str | Path, name_prefix: str = "rl_model") -> Path | None:
     """
-    The checkpoint with the most training in a folder written by SB3's ``CheckpointCallback``. The number in a file's name
+    The checkpoint with the most training in a folder written by :class:`CheckpointCallback`. The number in a file's name
     does not tell: it counts gradient steps offline and starts anew, counting environment steps, online. Files that cannot
     be read as a whole are passed over.
 

@@ -1,5 +1,8 @@
 """Checks of arguments and of numbers; each error names what it is about, what was given and what was expected."""
 
+import math
+from typing import Any
+
 import numpy as np
 
 
@@ -22,6 +25,24 @@ def check_fraction(**arguments: float) -> None:
     for name, given in arguments.items():
         if not 0.0 <= given <= 1.0:
             raise ValueError(f"`{name}` must be in [0, 1], but {given} was given.")
+
+
+def check_number(where: str = "", **arguments: Any) -> None:
+    """
+    :param where: end of the message, e.g. when a schedule returned this
+    :param arguments: values by argument name; None and functions, whose values are not known yet, are passed over
+    :raises ValueError: if one is not a finite number
+    """
+    for name, given in arguments.items():
+        if given is not None and not callable(given) and not _is_finite(given):
+            raise ValueError(f"`{name}` must be a finite number, but {given!r} was given{where}.")
+
+
+def _is_finite(given: Any) -> bool:
+    try:
+        return math.isfinite(given)
+    except (TypeError, ValueError, OverflowError):  # not a number, or an integer beyond all floats
+        return False
 
 
 def check_finite(where: str, **arrays: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_flow.common.checkpoints import AtomicSaves
+from sb3_flow.common.finite import decide
 from sb3_flow.common.rollouts import EstimatedRollouts, FinalObservation
 
 
@@ -36,7 +39,7 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actio
     return np.clip(actions, action_space.low, action_space.high)
 
 
-class RolloutCollection(OnPolicyAlgorithm):
+class RolloutCollection(AtomicSaves, OnPolicyAlgorithm):
     """
     ``collect_rollouts`` with hooks for what the classes do differently, and two kinds of rollout: SB3's ``n_steps`` from where
     the environments stand, and whole episodes (``whole_episodes``): all environments are reset, and the rollout ends when
@@ -88,8 +91,8 @@ class RolloutCollection(OnPolicyAlgorithm):
 
             with th.no_grad():
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                action_tensor, values, log_probs, extras = self._act(env, obs_tensor, use_masking)
-            actions = action_tensor.cpu().numpy()
+                act = partial(self._act, env, obs_tensor, use_masking)
+                actions, values, log_probs, extras = decide(act, self.policy, self._last_obs)
 
             clipped_actions = bounded_actions(self.policy, self.action_space, actions)
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
+from sb3_flow.common.finite import check_pass
 from sb3_flow.common.flat import FlatParameters
 from sb3_flow.common.gradient_steps import has_plain_steps
 from sb3_flow.common.rollouts import EstimatedRollouts
@@ -19,6 +20,7 @@ from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TA
 from sb3_flow.kernels.objectives import Adam, Objective
 from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
 from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
+from sb3_flow.kernels.surrogates import GSPO, GSPO_TOKEN
 
 DISTRIBUTIONS = {
     distributions.CategoricalDistribution: CATEGORICAL,
@@ -172,24 +174,31 @@ class NativeLearner:
             "old_values": rollout.values.ravel(),
             "proximal_log_probs": rollout.proximal_log_probs,
         }
+        self.without = set() if objective.policy_loss in (GSPO, GSPO_TOKEN) else {"sequence_ratio_mean", "sequence_ratio_max"}
+        self.without |= set() if len(loops.network.critic) else {"value_loss"}
+        self.without |= set() if objective.kl_coef > 0 else {"kl_reference"}
         if objective.kl_coef > 0:
             weights = nn.utils.parameters_to_vector(reference.parameters()).numpy()
             self.fixed["reference"] = policy_outputs(loops.network, weights, self.fixed["observations"])
             if loops.network.log_std >= 0:
                 self.fixed["reference_log_std"] = reference.log_std.detach().numpy()
 
-    def epoch(self, batch_size: int | None, by_episode: bool) -> tuple[dict[str, np.ndarray], bool]:
+    def epoch(self, batch_size: int | None, by_episode: bool, number: int = 1) -> tuple[dict[str, np.ndarray], bool]:
         """
         :param batch_size: rows of a minibatch
         :param by_episode: keep episodes together
+        :param number: of the pass, for the error's message
         :return: metrics by name, shape ``(minibatches,)``; whether ``target_kl`` ended the pass
+        :raises FloatingPointError: if a number is not finite; weights and moments are then those from before the pass
         """
         batches = list(self.rollout.batches_of_rows(batch_size, by_episode))
         if not batches:
             return {}, False
         rows, segments = zip(*batches, strict=True)
         flat = self.loops.flat
-        table, self.steps, stopped = ppo_epoch(
+        state = flat.values, flat.exp_avg, flat.exp_avg_sq
+        before = [one.clone() for one in state]
+        table, steps, stopped = ppo_epoch(
             self.loops.network,
             self.objective,
             self.adam,
@@ -205,5 +214,13 @@ class NativeLearner:
             returns=self.rollout.returns.ravel(),
             **self.fixed,
         )
-        flat.stepped(self.steps)
-        return {name: column for name, column in zip(METRICS, table.T, strict=True) if not np.isnan(column).all()}, stopped
+        metrics = {name: column for name, column in zip(METRICS, table.T, strict=True) if name not in self.without}
+        try:
+            check_pass(number, metrics["loss"][: len(table) - stopped], self.loops.parameters, self.rollout)
+        except FloatingPointError:
+            for one, copied in zip(state, before, strict=True):
+                one.copy_(copied)
+            raise
+        self.steps = steps
+        flat.stepped(steps)
+        return metrics, stopped

@@ -7,29 +7,27 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.save_util import load_from_zip_file
-from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_minimum
-from sb3_flow.common.collection import RolloutCollection, stack_observations
-from sb3_flow.common.estimators import KINDS, Estimator
-from sb3_flow.common.flat import own_tensors
+from sb3_flow.common.checks import check_choice, check_number
+from sb3_flow.common.collection import stack_observations
+from sb3_flow.common.estimators import Estimator
+from sb3_flow.common.finite import PassStart, check_pass, flat_weights
 from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native import NativeLearner, NativeLoops, not_covered
+from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
+from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers
 from sb3_flow.common.reference import kl_divergence, make_reference
 from sb3_flow.common.rollouts import AT_ONCE, FinalObservation, Minibatch, give_estimates
 from sb3_flow.kernels.objectives import describe_objective
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 
-POLICY_LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
-RECOMPUTE = ("auto", "never", "epoch", "minibatch")
 BACKENDS = ("auto", "torch", "native")
 
 
-class PolicyGradient(RolloutCollection):
+class PolicyGradient(PersistentOnPolicy):
     """
     The update of the PPO family. Left at its defaults it does what SB3's (sb3-contrib's) ``train`` does, operation by
     operation; metrics stay on the device until the end of the update.
@@ -75,30 +73,12 @@ class PolicyGradient(RolloutCollection):
         self._check_choices()
 
     def _check_choices(self) -> None:
-        check_choice(KINDS, advantage=self.advantage)
-        check_choice(POLICY_LOSSES, policy_loss=self.policy_loss)
-        check_choice(RECOMPUTE, recompute_advantages=self.recompute_advantages)
+        check_choices(self)
         check_choice(BACKENDS, backend=self.backend)
-        check_minimum(0.0, kl_coef=self.kl_coef)
-        caps = f"rho_bar={self.rho_bar} and c_bar={self.c_bar} were given"
-        if not self.dual_clip > 1.0:
-            raise ValueError(f"`dual_clip` must be above 1, but {self.dual_clip} was given.")
-        if not self.rho_bar >= self.c_bar:
-            raise ValueError(f"`rho_bar` must be at least `c_bar`, but {caps}.")
-        if self.advantage == "vtrace" and not 0.0 < self.c_bar <= self.rho_bar < np.inf:
-            raise ValueError(f"`rho_bar` and `c_bar` must be positive and finite for V-trace, but {caps}.")
-        if self.kl_coef > 0 and self.reference_policy is None and not self._has_reference:
-            raise ValueError(
-                f'`kl_coef` is {self.kl_coef}, but `reference_policy` is None; "initial", a path or a model was expected.'
-            )
-        if self.advantage == "group" and self.recompute_advantages in ("epoch", "minibatch"):
-            raise ValueError(
-                f'`recompute_advantages` is "{self.recompute_advantages}", but group advantages do not depend on networks '
-                'that change; "never" was expected.'
-            )
 
     def _setup_model(self) -> None:
         self._check_choices()  # once more: `load` sets attributes
+        check_numbers(self)
         if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
         generator = self._actions_generator  # of a loaded model, which goes on with its own
@@ -171,6 +151,8 @@ class PolicyGradient(RolloutCollection):
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
+        when = f" by its schedule at a remaining progress of {self._current_progress_remaining}"
+        check_number(when, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
         clip = self._clip_ranges()
         buffer = self.rollout_buffer
         # V-trace is GAE until the policy has moved, so there is something to correct from the second epoch on
@@ -187,9 +169,10 @@ class PolicyGradient(RolloutCollection):
             by_episode = self.policy_loss in ("gspo", "gspo_token")
             if self.native is not None:
                 learner = learner or self._native_learner(clip)
-                found, stop = learner.epoch(self.batch_size, by_episode)
+                found, stop = learner.epoch(self.batch_size, by_episode, self._n_updates + 1)
             else:
-                found, stop = self._epoch(clip, by_episode, recompute == "minibatch")
+                with PassStart(self.policy):
+                    found, stop = self._epoch(clip, by_episode, recompute == "minibatch")
             passes.append(found)
             self._n_updates += 1
             if stop:
@@ -221,8 +204,8 @@ class PolicyGradient(RolloutCollection):
         # metrics stay on the device until here
         table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
         columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
-        if np.isnan(columns.get("loss", np.zeros(1))[: len(metrics) - stop]).any():
-            raise FloatingPointError(f"Pass {self._n_updates + 1} over a rollout has a loss that is not a number.")
+        losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
+        check_pass(self._n_updates + 1, losses, flat_weights(self.policy), self.rollout_buffer)
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> NativeLearner:
@@ -315,6 +298,9 @@ class PolicyGradient(RolloutCollection):
         for name, factor in (("clip_range", scale), ("clip_range_high", scale), ("clip_range_vf", 1.0)):
             schedule = getattr(self, name)
             ranges[name] = None if schedule is None else factor * schedule(self._current_progress_remaining)
+            check_number(
+                f" by its schedule at a remaining progress of {self._current_progress_remaining}", **{name: ranges[name]}
+            )
         return ranges
 
     def _actions(self, data: Any) -> th.Tensor:
@@ -382,41 +368,3 @@ class PolicyGradient(RolloutCollection):
         for name, value in clip.items():
             if value is not None:
                 self.logger.record(f"train/{name}", value)
-
-    def get_parameters(self) -> dict[str, dict]:
-        """
-        Parameters of the policy and its optimizer, as SB3's, but copies: another model that is given them may go on learning.
-
-        :return: state dicts by name
-        """
-        return own_tensors(super().get_parameters())
-
-    def set_parameters(
-        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """
-        Load parameters from a file or a dictionary, which is left as it is, as SB3 does; also those of a model without a
-        reference policy: the "initial" one is then the policy that is loaded, any other stays.
-
-        :param load_path_or_dict: path of a saved model, or parameters as :meth:`get_parameters` returns them
-        :param exact_match: the parameters must be those of all networks and optimizers
-        :param device: on which to load a file
-        """
-        parameters: Any = load_path_or_dict
-        if not isinstance(parameters, dict):
-            parameters = load_from_zip_file(parameters, device=device, load_data=False)[1]
-        if self.reference is not None and "reference" not in parameters and "policy" in parameters:
-            initial = isinstance(self.reference_policy, str) and self.reference_policy == "initial"
-            parameters = parameters | {"reference": parameters["policy"] if initial else self.reference.state_dict()}
-        super().set_parameters(own_tensors(parameters), exact_match, device)
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        names, tensors = super()._get_torch_save_params()
-        return [*names, "reference"] if self._has_reference else names, tensors
-
-    def _excluded_save_params(self) -> list[str]:
-        # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
-        excluded = [*super()._excluded_save_params(), "reference", "native", "groups"]
-        if not isinstance(self.reference_policy, str):
-            excluded.append("reference_policy")  # its weights are saved
-        return excluded

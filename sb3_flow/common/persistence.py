@@ -9,13 +9,13 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.chunking import ChunkedPolicy
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 
 
-class PersistentAlgorithm(OffPolicyAlgorithm):
+class PersistentAlgorithm(AtomicSaves, OffPolicyAlgorithm):
     """
     Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
     loads that change nothing if they fail. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes.
@@ -60,8 +60,7 @@ class PersistentAlgorithm(OffPolicyAlgorithm):
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
         """
-        Save all the attributes of the object and the model parameters in a zip-file. The file appears complete or not
-        at all, also if the process is killed meanwhile.
+        Save the model, complete or not at all, see :meth:`AtomicSaves.save`; during an offline phase, too.
 
         :param path: path to the file where the model should be saved
         :param exclude: name of parameters that should be excluded in addition to the default ones
@@ -71,7 +70,7 @@ class PersistentAlgorithm(OffPolicyAlgorithm):
         if self._timesteps_aside is not None:
             self.num_timesteps = self._timesteps_aside
         try:
-            write_atomically(path, "zip", lambda target: super(PersistentAlgorithm, self).save(target, exclude, include))
+            super().save(path, exclude, include)
         finally:
             self.num_timesteps = clock
 

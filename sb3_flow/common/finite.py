@@ -1,0 +1,97 @@
+"""Numbers that are not finite: acting does not hand them to an environment, and a pass that meets them is undone."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from sb3_flow.common.flat import own_tensors
+
+
+def _broken(**arrays: Any) -> list[str]:
+    """:return: names of the arrays (or dictionaries of arrays) that hold a number that is not finite"""
+
+    def finite(array: Any) -> bool:
+        return all(map(finite, array.values())) if isinstance(array, dict) else bool(np.isfinite(array).all())
+
+    return [name.replace("_", " ") for name, array in arrays.items() if not finite(array)]
+
+
+def flat_weights(policy: ActorCriticPolicy) -> np.ndarray:
+    return th.cat([parameter.detach().flatten() for parameter in policy.parameters()]).cpu().numpy()
+
+
+def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observations: Any) -> tuple[Any, ...]:
+    """
+    Act, and look at what comes out before an environment does.
+
+    :param act: returns actions, values, log-probabilities and whatever else, tensors
+    :param policy: which acts
+    :param observations: which it acts on, for the error's message
+    :return: what ``act`` returned, with actions as an array
+    :raises FloatingPointError: if an action, or its log-probability, is not finite
+    """
+    try:
+        actions, values, log_probs, *more = act()
+        actions = actions.cpu().numpy()
+        # integers are always finite: what they were drawn from shows in their probability
+        if math.isfinite(log_probs.sum()) and (actions.dtype.kind != "f" or np.isfinite(actions).all()):
+            return actions, values, log_probs, *more
+        found = _broken(actions=actions, log_probabilities=log_probs.cpu().numpy())
+        error: Exception | None = None
+    except ValueError as failure:  # torch's distributions look at their arguments themselves
+        found, error = ["distribution"], failure
+    causes = _broken(observations=observations, weights=flat_weights(policy))
+    if error is not None and not causes:
+        raise error
+    raise FloatingPointError(
+        f"{type(policy).__name__} decided on actions that are not finite ({', '.join(found)}), so that no environment was "
+        f"stepped. Not finite before that: {', '.join(causes) or 'nothing; the networks overflow'}."
+    ) from error
+
+
+def check_pass(number: int, losses: np.ndarray, weights: np.ndarray, rollout: Any) -> None:
+    """
+    :param number: of the pass over a rollout, from 1 on
+    :param losses: of the minibatches that were learned from
+    :param weights: of the policy, after the pass
+    :param rollout: the rollout buffer, for the error's message
+    :raises FloatingPointError: if a number is not finite
+    """
+    if not np.isfinite(losses).all():
+        place = int(np.argmin(np.isfinite(losses)))
+        what = f"The loss of minibatch {place + 1} of {len(losses)} is {losses[place]}"
+    elif not np.isfinite(weights).all():
+        what = "The weights are not finite after it"
+    else:
+        return
+    names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns")
+    causes = _broken(**{name: getattr(rollout, name) for name in names})
+    raise FloatingPointError(
+        f"Pass {number} over a rollout broke. {what}; not finite in the rollout: {', '.join(causes) or 'nothing'}. The "
+        "weights and the optimizer's state are those from before this pass."
+    )
+
+
+class PassStart:
+    """
+    Weights and the optimizer's state as they are when a pass begins. They are put back if the context ends with an error
+    (Ctrl-C is none).
+
+    :param policy: with its optimizer
+    """
+
+    def __init__(self, policy: ActorCriticPolicy):
+        self.policy = policy
+        self.weights, self.optimizer = own_tensors(policy.state_dict()), own_tensors(policy.optimizer.state_dict())
+
+    def __enter__(self) -> "PassStart":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            self.policy.load_state_dict(self.weights)
+            self.policy.optimizer.load_state_dict(self.optimizer)
