@@ -11,6 +11,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_flow.common.gradient_steps import unchecked_distributions
 from sb3_flow.common.rollouts import EstimatedRollouts, FinalObservation
 
 
@@ -164,7 +165,8 @@ class RolloutCollection(OnPolicyAlgorithm):
 
     def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
-        return *self.policy(obs_tensor), {}
+        with unchecked_distributions():
+            return *self.policy(obs_tensor), {}
 
     def _after_step(self) -> None:
         """After a step was added to the buffer."""

@@ -52,33 +52,37 @@ class FlatAdam:
     def __init__(self, optimizer: th.optim.Optimizer, parameters: Iterable[th.Tensor], max_grad_norm: float):
         self.optimizer, self.group = optimizer, optimizer.param_groups[0]
         self.parameters, self.max_grad_norm = list(parameters), max_grad_norm
-        states = [optimizer.state[one] for one in self.parameters if optimizer.state.get(one)]
-        steps = {float(state["step"]) for state in states} if has_plain_steps(optimizer) else set()
+        self.states = [state for one in self.parameters if (state := optimizer.state.get(one))]
+        steps = {float(state["step"]) for state in self.states} if has_plain_steps(optimizer) else set()
         mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
-        self.flat = mine and len(steps) == 1 and len(states) == len(self.parameters)
+        self.flat = mine and len(steps) == 1 and len(self.states) == len(self.parameters)
+        moments = (state[name] for state in self.states for name in ("exp_avg", "exp_avg_sq")) if self.flat else ()
+        self.flat = self.flat and all(one.is_contiguous() for one in moments)
         if self.flat:
-            self.steps, self.states, self.stepped = steps.pop(), states, False
-            self.large = [i for i, one in enumerate(self.parameters) if one.numel() >= LARGE]
-            self.small = [i for i, one in enumerate(self.parameters) if one.numel() < LARGE]
-            self.sizes = [self.parameters[i].numel() for i in self.small]
-            self.exp_avg, self.exp_avg_sq = (
-                th.cat([th.empty(0), *(states[i][name].flatten() for i in self.small)]) for name in ("exp_avg", "exp_avg_sq")
-            )
-            self.gradient = th.empty_like(self.exp_avg)
-            self.scratch = th.empty(max([sum(self.sizes), *(self.parameters[i].numel() for i in self.large)]))
+            self.steps, self.taken = steps.pop(), 0
+            sizes = [one.numel() for one in self.parameters]
+            self.large = [i for i, size in enumerate(sizes) if size >= LARGE]
+            self.small = [i for i, size in enumerate(sizes) if size < LARGE]
+            self.sizes = [sizes[i] for i in self.small]
             self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
+            views = [[self.states[i][name].view(-1) for i in self.small] for name in ("exp_avg", "exp_avg_sq")]
+            self.theirs = views[0] + views[1]
+            self.exp_avg, self.exp_avg_sq = (th.cat(of) if of else th.empty(0) for of in views)
+            self.gradient = th.empty_like(self.exp_avg)
+            self.scratch = th.empty(max(len(self.gradient), *sizes))
             self.exp_avgs = self.exp_avg.split(self.sizes)
-            self.scales = self.scratch[: len(self.exp_avg)].split(self.sizes)
+            self.scales = self.scratch[: len(self.gradient)].split(self.sizes)
 
     def __enter__(self) -> "FlatAdam":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.flat and self.stepped:
-            for i, clipped in zip(self.small, self.gradient.split(self.sizes), strict=True):
+        if self.flat and self.taken:
+            clipped = zip(self.small, self.gradient.split(self.sizes), strict=True)
+            for i, part in clipped:
                 gradient = self.parameters[i].grad
                 if gradient is not None:
-                    gradient.copy_(clipped.view_as(gradient))
+                    gradient.copy_(part.view_as(gradient))
         self.finish()
 
     def zero_grad(self) -> None:
@@ -104,7 +108,7 @@ class FlatAdam:
         # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
         norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
         factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.steps, self.stepped = self.steps + 1, True
+        self.steps, self.taken = self.steps + 1, self.taken + 1
         step_size = self.group["lr"] / (1 - self.group["betas"][0] ** self.steps)
         if self.small:
             th.cat([gradients[i].flatten() for i in self.small], out=self.gradient)
@@ -130,10 +134,6 @@ class FlatAdam:
         if not self.flat:
             return
         self.flat = False
-        moments = zip(self.small, self.exp_avgs, self.exp_avg_sq.split(self.sizes), strict=True)
-        for i, exp_avg, exp_avg_sq in moments:
-            state = self.states[i]
-            state["exp_avg"].copy_(exp_avg.view_as(state["exp_avg"]))
-            state["exp_avg_sq"].copy_(exp_avg_sq.view_as(state["exp_avg_sq"]))
-        for state in self.states:
-            state["step"].fill_(self.steps)
+        if self.small:
+            th._foreach_copy_(self.theirs, [*self.exp_avgs, *self.exp_avg_sq.split(self.sizes)])
+        th._foreach_add_([state["step"] for state in self.states], float(self.taken))
