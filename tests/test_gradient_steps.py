@@ -10,6 +10,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.distributions import Distribution
 
 from sb3_flow import PPO, MaskablePPO
+from sb3_flow.common import gradient_steps
 from sb3_flow.common.gradient_steps import FlatAdam
 
 SHAPES = [(5, 3), (5,), (7, 5), (7,), (1, 7), (1,)]
@@ -60,7 +61,11 @@ def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: 
     ],
 )
 @pytest.mark.parametrize("left_out", [False, True])
-def test_steps_are_torchs(optimizer_class: Any, options: dict[str, Any], expected: bool, left_out: bool) -> None:
+@pytest.mark.parametrize("large", [1, 8, 2**17])
+def test_steps_are_torchs(
+    optimizer_class: Any, options: dict[str, Any], expected: bool, left_out: bool, large: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(gradient_steps, "LARGE", large)
     mine, state, flat = stepped(FlatAdam, optimizer_class, left_out, **options)
     theirs, original, _ = stepped(Stock, optimizer_class, left_out, **options)
     assert flat == (expected and not left_out)  # once their numbers of steps differ, it is the optimizer's own
@@ -70,7 +75,9 @@ def test_steps_are_torchs(optimizer_class: Any, options: dict[str, Any], expecte
         assert all(th.equal(value, state[number][name]) for name, value in of_parameter.items())
 
 
-def test_gradients_are_left_clipped() -> None:
+@pytest.mark.parametrize("large", [1, 2**17])
+def test_gradients_are_left_clipped(large: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gradient_steps, "LARGE", large)
     parameter = th.ones(3, requires_grad=True)
     optimizer = th.optim.Adam([parameter])
     for _ in range(2):

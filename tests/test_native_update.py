@@ -316,6 +316,19 @@ def test_forward_is_torchs(actions, dtype):
         np.testing.assert_allclose(ours, outputs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [th.float32, th.float64], ids=str)
+def test_few_rows_are_those_of_many(dtype):
+    for i, net_arch in enumerate(ARCHITECTURES):
+        network, params = describe(make_policy("gaussian", dtype, net_arch, (nn.Tanh, nn.ReLU)[i % 2], seed=i))
+        observations = th.randn(40, 5, dtype=dtype).numpy()
+        actions, many, _ = policy_forward(network, params, observations)
+        for n in (1, 2, 3, 4, 5, 16, 17, 33):
+            found, values, _ = policy_forward(network, params, observations[:n])
+            np.testing.assert_allclose(found, actions[:n], rtol=0, atol=TOLERANCE[params.dtype])
+            np.testing.assert_allclose(values, many[:n], rtol=0, atol=TOLERANCE[params.dtype])
+            np.testing.assert_array_equal(values, policy_values(network, params, observations[:n]))
+
+
 def test_no_python_runs_within_a_loop():
     """A KeyboardInterrupt there becomes a SystemError: of each array that a loop returns, numba's wrapper asks Python."""
     policy = make_policy("gaussian", th.float32)

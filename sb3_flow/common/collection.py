@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.finite import decide
+from sb3_flow.common.gradient_steps import unchecked_distributions
 from sb3_flow.common.rollouts import EstimatedRollouts, FinalObservation
 
 
@@ -167,7 +168,8 @@ class RolloutCollection(AtomicSaves, OnPolicyAlgorithm):
 
     def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
-        return *self.policy(obs_tensor), {}
+        with unchecked_distributions():
+            return *self.policy(obs_tensor), {}
 
     def _after_step(self) -> None:
         """After a step was added to the buffer."""

@@ -42,7 +42,7 @@ def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observ
             return actions, values, log_probs, *more
         found = _broken(actions=actions, log_probabilities=log_probs.cpu().numpy())
         error: Exception | None = None
-    except ValueError as failure:  # torch's distributions look at their arguments themselves
+    except (ValueError, RuntimeError) as failure:  # torch's distributions, or its samplers, look at their arguments
         found, error = ["distribution"], failure
     causes = _broken(observations=observations, weights=flat_weights(policy))
     if error is not None and not causes:

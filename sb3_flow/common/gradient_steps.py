@@ -34,11 +34,15 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
     return all(one.dtype == th.float32 and one.device.type == "cpu" and one.is_contiguous() for one in group["params"])
 
 
+LARGE = 2**17
+"""Numbers of a parameter from which on Adam's work on it takes longer than the calls, and copies do not pay."""
+
+
 class FlatAdam:
     """
     Clipped steps of an optimizer. Those of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken
-    on flat vectors: same numbers to the last bit, in a handful of operations instead of as many for each parameter. All other
-    steps are the optimizer's own.
+    on flat vectors of all but the large parameters: same numbers to the last bit, in a handful of operations instead of as
+    many for each parameter, and without new memory at each. All other steps are the optimizer's own.
 
     :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
     :param parameters: what gradients are clipped of; usually the optimizer's
@@ -48,28 +52,37 @@ class FlatAdam:
     def __init__(self, optimizer: th.optim.Optimizer, parameters: Iterable[th.Tensor], max_grad_norm: float):
         self.optimizer, self.group = optimizer, optimizer.param_groups[0]
         self.parameters, self.max_grad_norm = list(parameters), max_grad_norm
-        self.states = [optimizer.state[one] for one in self.parameters if optimizer.state.get(one)]
+        self.states = [state for one in self.parameters if (state := optimizer.state.get(one))]
         steps = {float(state["step"]) for state in self.states} if has_plain_steps(optimizer) else set()
         mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
         self.flat = mine and len(steps) == 1 and len(self.states) == len(self.parameters)
+        moments = (state[name] for state in self.states for name in ("exp_avg", "exp_avg_sq")) if self.flat else ()
+        self.flat = self.flat and all(one.is_contiguous() for one in moments)
         if self.flat:
-            self.steps = steps.pop()
-            self.sizes = [one.numel() for one in self.parameters]
-            self.exp_avg, self.exp_avg_sq = (
-                th.cat([state[name].flatten() for state in self.states]) for name in ("exp_avg", "exp_avg_sq")
-            )
+            self.steps, self.taken = steps.pop(), 0
+            sizes = [one.numel() for one in self.parameters]
+            self.large = [i for i, size in enumerate(sizes) if size >= LARGE]
+            self.small = [i for i, size in enumerate(sizes) if size < LARGE]
+            self.sizes = [sizes[i] for i in self.small]
+            self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
+            views = [[self.states[i][name].view(-1) for i in self.small] for name in ("exp_avg", "exp_avg_sq")]
+            self.theirs = views[0] + views[1]
+            self.exp_avg, self.exp_avg_sq = (th.cat(of) if of else th.empty(0) for of in views)
+            self.gradient = th.empty_like(self.exp_avg)
+            self.scratch = th.empty(max(len(self.gradient), *sizes))
             self.exp_avgs = self.exp_avg.split(self.sizes)
-            self.rows = [one.detach().view(-1) for one in self.parameters]
-            self.gradient: th.Tensor | None = None
+            self.scales = self.scratch[: len(self.gradient)].split(self.sizes)
 
     def __enter__(self) -> "FlatAdam":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.flat and self.gradient is not None:
-            for parameter, clipped in zip(self.parameters, self.gradient.split(self.sizes), strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.copy_(clipped.view_as(parameter))
+        if self.flat and self.taken:
+            clipped = zip(self.small, self.gradient.split(self.sizes), strict=True)
+            for i, part in clipped:
+                gradient = self.parameters[i].grad
+                if gradient is not None:
+                    gradient.copy_(part.view_as(gradient))
         self.finish()
 
     def zero_grad(self) -> None:
@@ -94,24 +107,33 @@ class FlatAdam:
     def _step(self, gradients: list[th.Tensor]) -> None:
         # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
         norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
-        gradient = th.cat([one.flatten() for one in gradients])
-        gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.steps, self.taken = self.steps + 1, self.taken + 1
+        step_size = self.group["lr"] / (1 - self.group["betas"][0] ** self.steps)
+        if self.small:
+            th.cat([gradients[i].flatten() for i in self.small], out=self.gradient)
+            self._moments(self.gradient, factor, self.exp_avg, self.exp_avg_sq)
+            th._foreach_addcdiv_(self.rows, self.exp_avgs, self.scales, -step_size)
+        for i in self.large:
+            exp_avg = self.states[i]["exp_avg"]
+            scale = self._moments(gradients[i], factor, exp_avg, self.states[i]["exp_avg_sq"])
+            self.parameters[i].addcdiv_(exp_avg, scale, value=-step_size)
+
+    def _moments(self, gradient: th.Tensor, factor: th.Tensor, exp_avg: th.Tensor, exp_avg_sq: th.Tensor) -> th.Tensor:
+        """Clip a gradient and take it into Adam's moments; :return: what steps are divided by, in the scratch memory"""
         beta1, beta2 = self.group["betas"]
-        self.steps += 1
-        self.exp_avg.lerp_(gradient, 1 - beta1)
-        self.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self.exp_avg_sq.sqrt() / (1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
-        step_size = self.group["lr"] / (1 - beta1**self.steps)
-        th._foreach_addcdiv_(self.rows, self.exp_avgs, scale.split(self.sizes), -step_size)
-        self.gradient = gradient
+        gradient.mul_(factor)
+        exp_avg.lerp_(gradient, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = self.scratch[: gradient.numel()].view_as(gradient)
+        th.sqrt(exp_avg_sq, out=scale)
+        return scale.div_((1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
 
     def finish(self) -> None:
         """Give the optimizer its state back, from which on steps are its own."""
         if not self.flat:
             return
         self.flat = False
-        squares = self.exp_avg_sq.split(self.sizes)
-        for state, exp_avg, exp_avg_sq in zip(self.states, self.exp_avgs, squares, strict=True):
-            state["exp_avg"].copy_(exp_avg.view_as(state["exp_avg"]))
-            state["exp_avg_sq"].copy_(exp_avg_sq.view_as(state["exp_avg_sq"]))
-            state["step"].fill_(self.steps)
+        if self.small:
+            th._foreach_copy_(self.theirs, [*self.exp_avgs, *self.exp_avg_sq.split(self.sizes)])
+        th._foreach_add_([state["step"] for state in self.states], float(self.taken))

@@ -17,10 +17,9 @@ from sb3_flow.common.flat import FlatParameters
 from sb3_flow.common.gradient_steps import has_plain_steps
 from sb3_flow.common.rollouts import EstimatedRollouts
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
-from sb3_flow.kernels.objectives import Adam, Objective
+from sb3_flow.kernels.objectives import GSPO, GSPO_TOKEN, Adam, Objective
 from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
 from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
-from sb3_flow.kernels.surrogates import GSPO, GSPO_TOKEN
 
 DISTRIBUTIONS = {
     distributions.CategoricalDistribution: CATEGORICAL,

@@ -3,7 +3,7 @@ Products of small matrices: the layers of a policy network, without a library's 
 
 Activations lie in blocks of up to ``BLOCK`` rows of a minibatch, feature by feature: entry (feature i, row j) of a block is
 at ``i * STRIDE + j`` from its start. So vectors run along the minibatch whatever a layer's size, and its rows are padded to
-a multiple of ``TILE_COLUMNS``. Weights are as torch stores them, ``(outputs, inputs)`` at some offset of one flat vector.
+a multiple of ``LANES``. Weights are as torch stores them, ``(outputs, inputs)`` at some offset of one flat vector.
 
 A tile of the result is worked out at a time, whose sums stay in registers.
 """
@@ -176,6 +176,7 @@ def _sum_lanes(builder, vectors):  # type: ignore[no-untyped-def]
 
 
 _product, _product_row = _product_tile(TILE_ROWS, TILE_VECTORS), _product_tile(1, TILE_VECTORS)
+_narrow, _narrow_row = _product_tile(TILE_ROWS, 1), _product_tile(1, 1)
 _inner, _inner_row = _inner_tile(TILE_SIDE, TILE_SIDE), _inner_tile(1, TILE_SIDE)
 _inner_one = _inner_tile(1, 1)
 
@@ -202,11 +203,11 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
     :param depth: columns of a, rows of x
     :param x: flat, with the index of x[0, 0], rows ``STRIDE`` apart
     :param y: likewise; may be x if the two parts are apart
-    :param columns: of x and y, a multiple of ``TILE_COLUMNS``
+    :param columns: of x and y, a multiple of ``LANES``
     """
     outlined()
-    whole = rows - rows % TILE_ROWS
-    for j in range(0, columns, TILE_COLUMNS):
+    whole, wide = rows - rows % TILE_ROWS, columns - columns % TILE_COLUMNS
+    for j in range(0, wide, TILE_COLUMNS):
         for i in range(0, whole, TILE_ROWS):
             _product(
                 *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
@@ -214,6 +215,17 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
             )
         for i in range(whole, rows):
             _product_row(
+                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
+                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
+            )
+    for j in range(wide, columns, LANES):
+        for i in range(0, whole, TILE_ROWS):
+            _narrow(
+                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
+                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
+            )
+        for i in range(whole, rows):
+            _narrow_row(
                 *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
                 *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
             )

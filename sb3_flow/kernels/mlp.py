@@ -11,7 +11,7 @@ import numpy as np
 
 from sb3_flow.compiled import compiled
 from sb3_flow.kernels.activations import _CLAMP, _P1, _P3, _P5, _P7, _P9, _P11, _P13, _Q0, _Q2, _Q4, _Q6
-from sb3_flow.kernels.matrices import STRIDE, TILE_COLUMNS, add_inner_products, multiply, outlined
+from sb3_flow.kernels.matrices import LANES, STRIDE, add_inner_products, multiply, outlined
 from sb3_flow.kernels.networks import TANH
 
 
@@ -43,8 +43,12 @@ def widest_output(layers):  # type: ignore[no-untyped-def]
 
 @compiled()
 def padded(rows):  # type: ignore[no-untyped-def]
-    """:return: the next multiple of a tile's columns"""
-    return (rows + TILE_COLUMNS - 1) // TILE_COLUMNS * TILE_COLUMNS
+    """:return: the next multiple of a vector's lanes"""
+    return (rows + LANES - 1) // LANES * LANES
+
+
+FEW = 4
+"""Rows up to which :func:`forward_few` is faster than :func:`forward`, which works on whole vectors of rows."""
 
 
 @compiled()
@@ -152,6 +156,67 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # t
             for f in range(inputs_at, outputs_at, STRIDE):
                 _activate(x[f : f + columns], activation)
     return inputs_at
+
+
+@compiled(fastmath={"contract", "reassoc"})
+def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):  # type: ignore[no-untyped-def]
+    """A linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
+    outlined()
+    whole = n_out - n_out % 4
+    for c in range(count):
+        given = x[inputs_at + c * n_in : inputs_at + (c + 1) * n_in]
+        out = outputs_at + c * n_out
+        for i in range(0, whole, 4):  # four sums at a time do not wait for each other
+            w0 = params[weight + i * n_in : weight + (i + 1) * n_in]
+            w1 = params[weight + (i + 1) * n_in : weight + (i + 2) * n_in]
+            w2 = params[weight + (i + 2) * n_in : weight + (i + 3) * n_in]
+            w3 = params[weight + (i + 3) * n_in : weight + (i + 4) * n_in]
+            s0, s1, s2, s3 = params[bias + i], params[bias + i + 1], params[bias + i + 2], params[bias + i + 3]
+            for k in range(n_in):
+                s0 += w0[k] * given[k]
+                s1 += w1[k] * given[k]
+                s2 += w2[k] * given[k]
+                s3 += w3[k] * given[k]
+            x[out + i], x[out + i + 1], x[out + i + 2], x[out + i + 3] = s0, s1, s2, s3
+        for i in range(whole, n_out):
+            w0 = params[weight + i * n_in : weight + (i + 1) * n_in]
+            s0 = params[bias + i]
+            for k in range(n_in):
+                s0 += w0[k] * given[k]
+            x[out + i] = s0
+
+
+@compiled()
+def forward_few(params, layers, activation, x, outputs_at, observations, count):  # type: ignore[no-untyped-def]
+    """
+    As :func:`forward`, of at most ``FEW`` rows.
+
+    :param params: flat
+    :param layers: of one perceptron, see ``Network``
+    :param activation: code
+    :param x: workspace; from ``outputs_at`` on it has room as for :func:`forward`, and for ``FEW`` rows of all outputs more
+    :param outputs_at: where the outputs go
+    :param observations: shape ``(count, features)``
+    :param count: rows
+    :return: where the last layer's outputs are, feature by feature as those of :func:`forward`
+    """
+    outlined()
+    at, n_out = outputs_at, observations.shape[1]
+    for c in range(count):
+        for f in range(n_out):
+            x[c * n_out + f] = observations[c, f]
+    inputs_at = 0
+    for i in range(len(layers)):
+        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, at, count)
+        if i + 1 < len(layers):
+            _activate(x[at : at + count * n_out], activation)
+        inputs_at = at
+        at += count * n_out
+    for c in range(count):
+        for f in range(n_out):
+            x[at + f * STRIDE + c] = x[inputs_at + c * n_out + f]
+    return at
 
 
 @compiled()

@@ -7,7 +7,7 @@ import numpy as np
 from sb3_flow.compiled import compiled
 from sb3_flow.kernels.distributions import act
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
-from sb3_flow.kernels.mlp import aligned, forward, gather_rows, padded, total_outputs
+from sb3_flow.kernels.mlp import FEW, aligned, forward, forward_few, gather_rows, padded, total_outputs
 from sb3_flow.kernels.networks import GAUSSIAN, Network
 
 
@@ -80,8 +80,15 @@ def _policy_forward(network, params, observations, noise, actions, values, log_p
     actor, critic = network.actor, network.critic
     n = len(observations)
     outputs_at = actor[0, 2] * STRIDE
-    x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * STRIDE, params)
+    x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * (STRIDE + FEW), params)
     log_std = params[max(network.log_std, 0) :]
+    if 0 < n <= FEW:
+        last = forward_few(params, actor, network.activation, x, outputs_at, observations, n)
+        act(network.distribution, network.components, x, last, n, log_std, noise, 0, actions, log_probs)
+        if len(critic):
+            last = forward_few(params, critic, network.activation, x, outputs_at, observations, n)
+            values[:] = x[last : last + n]
+        return
     for first in range(0, n, BLOCK):
         count = min(BLOCK, n - first)
         gather_rows(observations, first, count, x)
@@ -97,7 +104,11 @@ def _policy_forward(network, params, observations, noise, actions, values, log_p
 def _policy_values(network, params, observations, values):  # type: ignore[no-untyped-def]
     critic, n = network.critic, len(observations)
     outputs_at = network.actor[0, 2] * STRIDE
-    x = aligned(outputs_at + total_outputs(critic) * STRIDE, params)
+    x = aligned(outputs_at + total_outputs(critic) * (STRIDE + FEW), params)
+    if 0 < n <= FEW and len(critic):
+        last = forward_few(params, critic, network.activation, x, outputs_at, observations, n)
+        values[:] = x[last : last + n]
+        return
     for first in range(0, n if len(critic) else 0, BLOCK):
         count = min(BLOCK, n - first)
         gather_rows(observations, first, count, x)
