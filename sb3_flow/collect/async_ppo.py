@@ -13,7 +13,16 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collector import Collector, Filled
-from sb3_flow.collect.environments import coming_reset, made_by, normalisers, pack, set_normalisers
+from sb3_flow.collect.environments import (
+    chain,
+    comes_from_function,
+    coming_reset,
+    made_by,
+    normalisers,
+    pack,
+    set_normalisers,
+    unpack,
+)
 from sb3_flow.collect.replay import Replay
 from sb3_flow.collect.slots import RolloutSpec
 from sb3_flow.collect.worker import RandomState, random_state, set_random_state
@@ -46,7 +55,8 @@ class AsyncPPO(PPO):
     like an SB3 model's, for the next ``learn``. The environments given, ``get_env()``, serve for spaces and evaluation; they
     are reset by ``learn`` but never stepped. Statistics of ``VecNormalize`` come back with each rollout, and go there at the
     beginning of each ``learn``, as do seeds set on them. What cannot be copied (``SubprocVecEnv``, open files) is given as a
-    function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector.
+    function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A copy of the model
+    (``copy.deepcopy``, ``pickle``) leaves the collector to the original and starts its own.
 
     **Callbacks** see a rollout when it has arrived: ``on_step`` is called for each of its steps in turn, with SB3's
     ``locals``, but "env" cannot be stepped or asked. ``num_timesteps`` counts steps that were learned from.
@@ -284,6 +294,17 @@ class AsyncPPO(PPO):
         self.policy_version += 1
         if self.mode == "free" and self._collector is not None:
             self._collector.weights.write(self.policy_version)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.env is not None and comes_from_function(self.env):
+            made = unpack(pack(self.env))
+            set_normalisers(made, deepcopy(normalisers(self.env, settings=True)))
+            memo.update({id(one): other for one, other in zip(chain(self.env), chain(made), strict=True)})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy, or what is read from a pickle, starts a collector of its own
+        return vars(self) | {"_collector": None}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_collector", "rollout_versions"]

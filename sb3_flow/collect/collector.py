@@ -126,6 +126,10 @@ class Collector:
             self.stop()
             raise
 
+    def __reduce__(self) -> Any:
+        # copied descriptors would close, when the copy is forgotten, whatever has their numbers then
+        raise TypeError("A collector belongs to the process that started it, and can be neither copied nor pickled.")
+
     @property
     def pid(self) -> int:
         """Process id."""

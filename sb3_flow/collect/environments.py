@@ -33,6 +33,11 @@ def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
     return env
 
 
+def comes_from_function(env: VecEnv) -> bool:
+    """:return: whether :func:`made_by` made it"""
+    return any(FACTORY in vars(one) for one in chain(env))
+
+
 def pack(env: VecEnv) -> bytes:
     """
     :param env: a vectorised environment

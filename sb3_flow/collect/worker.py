@@ -1,10 +1,12 @@
 """The collector process: it steps the environments with a replica of the policy and fills rollouts in shared memory."""
 
+import ctypes
 import os
 import pickle
 import queue
 import random
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -25,6 +27,7 @@ from sb3_flow.common.native import NativeLoops
 
 # words that learner and collector share
 HEARTBEAT, CANCEL = 0, 1
+PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 GRACE = 5.0  # seconds to end by itself, after the learner is gone
 
 
@@ -231,6 +234,14 @@ class Worker:
             return self.policy(obs_as_tensor(self.observation, self.policy.device))
 
 
+def wake_with_parent() -> None:
+    """Have the kernel wake this process, if it is stopped, when its parent dies, so that it notices and ends. Linux only."""
+    if sys.platform == "linux":
+        # not SIGKILL: it is sent as well when the parent's thread that started this process ends, where waking does no harm;
+        # and environments are closed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def main(pipe: int, memory: int) -> None:
     """
     Run the collector.
@@ -238,6 +249,7 @@ def main(pipe: int, memory: int) -> None:
     :param pipe: descriptor of the pipe to the learner
     :param memory: descriptor of the shared memory
     """
+    wake_with_parent()
     th.set_num_threads(1)
     for descriptor in (pipe, memory):
         os.set_inheritable(descriptor, False)  # an environment's processes shall not keep them open

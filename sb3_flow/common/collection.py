@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves
+from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.finite import decide
 from sb3_flow.common.gradient_steps import unchecked_distributions
 from sb3_flow.common.rollouts import EstimatedRollouts, FinalObservation
@@ -40,7 +41,7 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actio
     return np.clip(actions, action_space.low, action_space.high)
 
 
-class RolloutCollection(AtomicSaves, OnPolicyAlgorithm):
+class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     """
     ``collect_rollouts`` with hooks for what the classes do differently, and two kinds of rollout: SB3's ``n_steps`` from where
     the environments stand, and whole episodes (``whole_episodes``): all environments are reset, and the rollout ends when

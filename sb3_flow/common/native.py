@@ -113,6 +113,10 @@ class NativeLoops:
         self.action_dtype = np.float32 if isinstance(space, (spaces.Box, spaces.MultiBinary)) else np.int64
         self.flat.link()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # views of the flat vectors would come out as arrays of their own: a copy is made from the copied policy
+        return NativeLoops, (self.policy,)
+
     def act(self, observations: Any, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
         :param observations: a batch as the environment gives it

@@ -1,6 +1,5 @@
-"""Parameters, files and copies of the on-policy algorithms."""
+"""Parameters and files of the on-policy algorithms."""
 
-import copy
 from typing import Any
 
 import torch as th
@@ -12,21 +11,11 @@ from sb3_flow.common.flat import own_tensors
 
 
 class PersistentOnPolicy(RolloutCollection):
-    """What is saved, loaded and copied of the PPO family. Part of ``PolicyGradient``, which sets the attributes."""
+    """What is saved and loaded of the PPO family. Part of ``PolicyGradient``, which sets the attributes."""
 
     reference_policy: Any
     reference: Any
     _has_reference: bool
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # the distribution of the last update hangs on a graph of gradients, which cannot be copied and need not be
-        for policy in (getattr(self, "policy", None), self.reference):
-            if policy is not None:
-                memo[id(policy.action_dist)] = copy.copy(policy.action_dist)
-        copied = memo[id(self)] = type(self).__new__(type(self))
-        state: Any = self.__getstate__()
-        vars(copied).update(copy.deepcopy(state, memo))
-        return copied
 
     def get_parameters(self) -> dict[str, dict]:
         """

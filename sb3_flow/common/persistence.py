@@ -11,11 +11,12 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.chunking import ChunkedPolicy
+from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 
 
-class PersistentAlgorithm(AtomicSaves, OffPolicyAlgorithm):
+class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     """
     Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
     loads that change nothing if they fail. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes.
@@ -51,6 +52,20 @@ class PersistentAlgorithm(AtomicSaves, OffPolicyAlgorithm):
         if isinstance(policy, ChunkedPolicy):
             policy.generator = self.random_streams["act"]
             policy.exploration_generator = self.random_streams["explore"]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.random_streams is not None:
+            self._hand_out()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = super().__deepcopy__(memo)
+        buffer = getattr(self, "replay_buffer", None)
+        if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
+            copied.replay_buffer.set_offline(buffer.offline_dataset)  # a buffer by itself is copied without
+        if copied.random_streams is not None:
+            copied._hand_out()
+        return copied
 
     def _excluded_save_params(self) -> list[str]:
         excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]

@@ -88,6 +88,9 @@ class OfflineDataset:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OfflineDataset":
+        return self  # read-only, and perhaps larger than memory
+
     def __repr__(self) -> str:
         return f"OfflineDataset({self.source!r}, {len(self)} rows, {self.n_trajectories} trajectories)"
 

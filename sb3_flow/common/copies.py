@@ -1,0 +1,34 @@
+"""Copies of algorithms."""
+
+import copy
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper
+
+
+class DeepCopies(BaseAlgorithm):
+    """
+    An algorithm that ``copy.deepcopy`` copies whole, with its environments: the copy goes on by itself as the original would
+    have done. SB3's does so until the first update.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        env: Any = self.env
+        while isinstance(env, VecEnvWrapper):
+            env = env.venv
+        if isinstance(env, SubprocVecEnv) and id(env) not in memo:
+            # SB3's attempt fails, and closes the pipes to the processes, which are the original's
+            raise TypeError(
+                "A model whose `env` is a SubprocVecEnv cannot be copied, since its processes cannot be. Save the model and "
+                "load it with an environment of its own, or copy it while `env` is None."
+            )
+        for name in ("policy", "reference"):
+            # the distribution of the last update hangs on a graph of gradients, which cannot be copied and need not be
+            distribution = getattr(getattr(self, name, None), "action_dist", None)
+            if distribution is not None:
+                memo[id(distribution)] = copy.copy(distribution)
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        state = copy.deepcopy(self.__getstate__(), memo)
+        vars(copied).update(state)  # type: ignore[call-overload]
+        return copied
