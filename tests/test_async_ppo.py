@@ -381,7 +381,9 @@ model.learn(10**6, callback=tell)
 """
 
 
-def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def learner_of_script(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """:return: a process that learns, which tells its collector's process id"""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -391,6 +393,16 @@ def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) ->
     watchdog = threading.Timer(120.0, learner.kill)  # a failure, not a hang
     watchdog.start()
     try:
+        yield learner
+    finally:
+        watchdog.cancel()
+        learner.kill()
+        learner.wait()
+        learner.stdout.close()
+
+
+def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) -> None:
+    with learner_of_script(tmp_path) as learner:
         assert learner.stdout is not None
         first = int(learner.stdout.readline().split()[1])
         learner.send_signal(signal.SIGINT)
@@ -402,10 +414,21 @@ def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) ->
         learner.kill()
         learner.wait()
         assert gone(second)
-    finally:
-        watchdog.cancel()
-        learner.kill()
-        learner.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when someone wakes it")
+def test_a_collector_that_was_stopped_does_not_outlive_the_learner(tmp_path: Path) -> None:
+    with learner_of_script(tmp_path) as learner:
+        assert learner.stdout is not None
+        collector = int(learner.stdout.readline().split()[1])
+        os.kill(collector, signal.SIGSTOP)
+        try:
+            learner.kill()
+            learner.wait()
+            assert gone(collector)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(collector, signal.SIGKILL)
 
 
 # --- environments
