@@ -10,9 +10,9 @@ Run by hand, on a machine that does nothing else:
     python -m tests.benchmarks.backend_choice --cells few.jsonl --coarse          # every second width and size
 
 "update" is ``train()`` on a filled rollout buffer, in which each epoch takes as many minibatches as fit; "collect" is
-``collect_rollouts`` with environments whose steps cost nothing; "learn" is both in turn on Pendulum. All programs of a cell run
-in one process, in turns; a figure is the median over the turns of SB3's time divided by ours in the same turn, with the 95 %
-interval of the median by order statistics. Thread counts have processes of their own.
+``collect_rollouts`` with environments whose steps cost nothing; "learn" is both in turn on Pendulum. All programs of a cell
+run in one process, in turns; a figure is the median over the turns of SB3's time divided by ours in the same turn, with the
+95 % interval of the median by order statistics. Thread counts have processes of their own.
 """
 
 import argparse
@@ -36,7 +36,11 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import PPO
 
-WIDTHS, BATCHES, ENVIRONMENTS = (32, 64, 128, 256, 512, 1024), (32, 64, 128, 256, 512, 1024, 2048, 4096), (1, 2, 4, 8, 16, 32, 64)
+WIDTHS, BATCHES, ENVIRONMENTS = (
+    (32, 64, 128, 256, 512, 1024),
+    (32, 64, 128, 256, 512, 1024, 2048, 4096),
+    (1, 2, 4, 8, 16, 32, 64),
+)
 NETWORKS = (*((width, 2) for width in WIDTHS), (512, 3))
 ROWS, EPOCHS, COLLECTED = 512, 2, 32
 """Rows of a rollout (at least a minibatch), passes over it, and steps of each environment that are collected."""
