@@ -23,7 +23,6 @@ from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
 from sb3_flow.common.collection import bounded_actions
 from sb3_flow.common.finite import decide
-from sb3_flow.common.native import NativeLoops
 
 # words that learner and collector share
 HEARTBEAT, CANCEL = 0, 1
@@ -126,7 +125,11 @@ class Worker:
         self.policy = policy_class(*arguments, no_learning, **kwargs)
         self.policy.set_training_mode(False)
         # compiled loops, where the learner has them
-        self.native = NativeLoops(self.policy) if setup["native"] else None
+        self.native: Any = None
+        if setup["native"]:
+            from sb3_flow.common.native import NativeLoops  # only where numba can be used
+
+            self.native = NativeLoops(self.policy)
         self.generator = np.random.default_rng(0) if setup["native"] else None
         self.weights = PublishedWeights(self.policy, layout, block)
         self.spec = setup["spec"]

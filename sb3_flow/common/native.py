@@ -1,65 +1,23 @@
-"""Acting and learning of SB3's MLP policies in compiled loops, and which policies these cover."""
+"""Acting and learning of SB3's MLP policies in compiled loops."""
 
 from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common import distributions
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.preprocessing import get_action_dim, is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_flow.common.finite import check_pass
 from sb3_flow.common.flat import FlatParameters
-from sb3_flow.common.gradient_steps import has_plain_steps
+from sb3_flow.common.native_choice import DISTRIBUTIONS
 from sb3_flow.common.rollouts import EstimatedRollouts
-from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
+from sb3_flow.kernels.networks import GAUSSIAN, RELU, TANH, describe_network
 from sb3_flow.kernels.objectives import GSPO, GSPO_TOKEN, Adam, Objective
 from sb3_flow.kernels.policy_forward import policy_forward, policy_outputs, policy_values
 from sb3_flow.kernels.policy_update import METRICS, policy_evaluate, ppo_epoch
-
-DISTRIBUTIONS = {
-    distributions.CategoricalDistribution: CATEGORICAL,
-    distributions.MultiCategoricalDistribution: CATEGORICAL,
-    distributions.BernoulliDistribution: BERNOULLI,
-    distributions.DiagGaussianDistribution: GAUSSIAN,
-}
-# what a subclass may not have changed
-METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
-
-
-def not_covered(policy: ActorCriticPolicy) -> str | None:
-    """
-    :param policy: of SB3's PPO
-    :return: why the compiled loops do not cover this policy, None if they do
-    """
-    space = policy.observation_space
-    optimizer = policy.optimizer
-    if any(getattr(type(policy), name) is not getattr(ActorCriticPolicy, name) for name in METHODS):
-        return f"{type(policy).__name__} computes in its own way"
-    if policy.device.type != "cpu":
-        return f"it is on {policy.device}"
-    if is_image_space(space) or not _only_flattens(policy.features_extractor):
-        return f"of its features extractor {type(policy.features_extractor).__name__} of {type(space).__name__} observations"
-    if type(policy.action_dist) not in DISTRIBUTIONS:
-        return f"of its distribution {type(policy.action_dist).__name__}"
-    if type(policy.mlp_extractor) is not MlpExtractor or policy.activation_fn not in (nn.Tanh, nn.ReLU):
-        return f"of its networks ({policy.activation_fn.__name__})"
-    if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1:
-        return f"of its optimizer {type(optimizer).__name__}"
-    if any(parameter.dtype != th.float32 or not parameter.requires_grad for parameter in policy.parameters()):
-        return "of parameters that are frozen or not float32"
-    if not has_plain_steps(optimizer):
-        return "of its optimizer's options"
-    return None
-
-
-def _only_flattens(extractor: nn.Module) -> bool:
-    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]  # type: ignore[operator]
-    return all(type(one) in (FlattenExtractor, nn.Flatten) for one in parts)
 
 
 def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
@@ -81,7 +39,7 @@ class NativeLoops:
     Acting and learning of one policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
     vectors, so that torch sees every step; see :class:`FlatParameters`.
 
-    :param policy: a covered policy, see :func:`not_covered`
+    :param policy: a covered policy, see :func:`sb3_flow.common.native_choice.not_covered`
     """
 
     def __init__(self, policy: ActorCriticPolicy):

@@ -1,6 +1,6 @@
 """What PPO, MaskablePPO and RecurrentPPO share: chosen advantages, chosen policy losses, and the update they enter."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch as th
@@ -10,13 +10,14 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_number
+from sb3_flow.common.backends import requested_backend
+from sb3_flow.common.checks import check_number
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
 from sb3_flow.common.finite import PassStart, check_pass, flat_weights
 from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
 from sb3_flow.common.groups import Groups
-from sb3_flow.common.native import NativeLearner, NativeLoops, not_covered
+from sb3_flow.common.native_choice import choose_backend, linear_layers, not_covered, torch_is_faster
 from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
 from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers
 from sb3_flow.common.reference import kl_divergence, make_reference
@@ -24,7 +25,8 @@ from sb3_flow.common.rollouts import AT_ONCE, FinalObservation, Minibatch, give_
 from sb3_flow.kernels.objectives import describe_objective
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 
-BACKENDS = ("auto", "torch", "native")
+if TYPE_CHECKING:
+    from sb3_flow.common.native import NativeLearner, NativeLoops
 
 
 class PolicyGradient(PersistentOnPolicy):
@@ -66,6 +68,7 @@ class PolicyGradient(PersistentOnPolicy):
         self.reference_policy, self.recompute_advantages = reference_policy, recompute_advantages
         self.backend, self.groups = backend, Groups()
         self.native: NativeLoops | None = None
+        self.chosen_backend: str | None = None  # when the model was built; saved
         self._actions_generator: np.random.Generator | None = None
         self.reference: Any = None
         self._has_reference = False
@@ -74,7 +77,7 @@ class PolicyGradient(PersistentOnPolicy):
 
     def _check_choices(self) -> None:
         check_choices(self)
-        check_choice(BACKENDS, backend=self.backend)
+        requested_backend(self.backend)
 
     def _setup_model(self) -> None:
         self._check_choices()  # once more: `load` sets attributes
@@ -101,23 +104,25 @@ class PolicyGradient(PersistentOnPolicy):
         self._choose_backend()
 
     def _choose_backend(self) -> None:
-        reason = self._not_native()
-        if self.backend == "native" and reason is not None:
-            raise ValueError(f'`backend` is "native", but the compiled loops do not cover this model: {reason}.')
-        self.native = NativeLoops(self.policy) if reason is None and self.backend != "torch" else None
-        if self.verbose >= 1 and self.backend == "auto":
-            print("Using the native backend" if reason is None else f"Using the torch backend: {reason}")
+        uncovered = self._not_native() or not_covered(self.policy)
+        total = self.n_steps * self.n_envs
+        size = min(self.batch_size or total, total), self.n_envs, th.get_num_threads()
+        slower = None if uncovered else torch_is_faster(linear_layers(self.policy), *size)
+        self.chosen_backend = choose_backend(self.backend, self.chosen_backend, uncovered, slower, self.verbose)
+        if self.chosen_backend == "native":
+            from sb3_flow.common.native import NativeLoops  # only where numba can be used
+
+            self.native = NativeLoops(self.policy)
 
     def _not_native(self) -> str | None:
-        """:return: why the compiled loops do not cover this model, None if they do"""
+        """:return: why the compiled loops do not cover what this algorithm does with its policy, None if they do"""
         if type(self).loss is not PolicyGradient.loss:
             return f"{type(self).__name__} has a loss of its own"
         if self.recompute_advantages == "minibatch":
             return "advantages are estimated again after each gradient step"
-        reason = not_covered(self.policy)
-        if reason is None and self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
-            return f"{self.rollout_buffer_class.__name__} may sample in its own way"  # type: ignore[union-attr]
-        return reason
+        if self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
+            return f"{type(self.rollout_buffer).__name__} may sample in its own way"
+        return None
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -208,7 +213,7 @@ class PolicyGradient(PersistentOnPolicy):
         check_pass(self._n_updates + 1, losses, flat_weights(self.policy), self.rollout_buffer)
         return columns, stop
 
-    def _native_learner(self, clip: dict[str, Any]) -> NativeLearner:
+    def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
         assert self.native is not None
         objective = describe_objective(
             self.policy_loss,

@@ -47,7 +47,7 @@ def padded(rows):  # type: ignore[no-untyped-def]
     return (rows + LANES - 1) // LANES * LANES
 
 
-FEW = 4
+FEW = 12
 """Rows up to which :func:`forward_few` is faster than :func:`forward`, which works on whole vectors of rows."""
 
 
@@ -162,28 +162,46 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # t
 def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):  # type: ignore[no-untyped-def]
     """A linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
     outlined()
-    whole = n_out - n_out % 4
-    for c in range(count):
-        given = x[inputs_at + c * n_in : inputs_at + (c + 1) * n_in]
-        out = outputs_at + c * n_out
-        for i in range(0, whole, 4):  # four sums at a time do not wait for each other
-            w0 = params[weight + i * n_in : weight + (i + 1) * n_in]
-            w1 = params[weight + (i + 1) * n_in : weight + (i + 2) * n_in]
-            w2 = params[weight + (i + 2) * n_in : weight + (i + 3) * n_in]
-            w3 = params[weight + (i + 3) * n_in : weight + (i + 4) * n_in]
-            s0, s1, s2, s3 = params[bias + i], params[bias + i + 1], params[bias + i + 2], params[bias + i + 3]
+    whole, even = n_out - n_out % 4, count - count % 2
+    for i in range(0, whole, 4):  # sums that do not wait for each other, and weights that are read once for two rows
+        at, b = weight + i * n_in, bias + i
+        w0, w1 = params[at : at + n_in], params[at + n_in : at + 2 * n_in]
+        w2, w3 = params[at + 2 * n_in : at + 3 * n_in], params[at + 3 * n_in : at + 4 * n_in]
+        for c in range(0, even, 2):
+            u = x[inputs_at + c * n_in : inputs_at + (c + 1) * n_in]
+            v = x[inputs_at + (c + 1) * n_in : inputs_at + (c + 2) * n_in]
+            s0, s1, s2, s3 = params[b], params[b + 1], params[b + 2], params[b + 3]
+            t0, t1, t2, t3 = s0, s1, s2, s3
             for k in range(n_in):
-                s0 += w0[k] * given[k]
-                s1 += w1[k] * given[k]
-                s2 += w2[k] * given[k]
-                s3 += w3[k] * given[k]
-            x[out + i], x[out + i + 1], x[out + i + 2], x[out + i + 3] = s0, s1, s2, s3
-        for i in range(whole, n_out):
-            w0 = params[weight + i * n_in : weight + (i + 1) * n_in]
+                s0 += w0[k] * u[k]
+                s1 += w1[k] * u[k]
+                s2 += w2[k] * u[k]
+                s3 += w3[k] * u[k]
+                t0 += w0[k] * v[k]
+                t1 += w1[k] * v[k]
+                t2 += w2[k] * v[k]
+                t3 += w3[k] * v[k]
+            out, other = outputs_at + c * n_out + i, outputs_at + (c + 1) * n_out + i
+            x[out], x[out + 1], x[out + 2], x[out + 3] = s0, s1, s2, s3
+            x[other], x[other + 1], x[other + 2], x[other + 3] = t0, t1, t2, t3
+        for c in range(even, count):
+            u = x[inputs_at + c * n_in : inputs_at + (c + 1) * n_in]
+            s0, s1, s2, s3 = params[b], params[b + 1], params[b + 2], params[b + 3]
+            for k in range(n_in):
+                s0 += w0[k] * u[k]
+                s1 += w1[k] * u[k]
+                s2 += w2[k] * u[k]
+                s3 += w3[k] * u[k]
+            out = outputs_at + c * n_out + i
+            x[out], x[out + 1], x[out + 2], x[out + 3] = s0, s1, s2, s3
+    for i in range(whole, n_out):
+        w0 = params[weight + i * n_in : weight + (i + 1) * n_in]
+        for c in range(count):
+            u = x[inputs_at + c * n_in : inputs_at + (c + 1) * n_in]
             s0 = params[bias + i]
             for k in range(n_in):
-                s0 += w0[k] * given[k]
-            x[out + i] = s0
+                s0 += w0[k] * u[k]
+            x[outputs_at + c * n_out + i] = s0
 
 
 @compiled()

@@ -36,8 +36,11 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import PPO
 
-WIDTHS, ENVIRONMENTS = (32, 64, 128, 256, 512, 1024), (1, 2, 4, 8, 16, 32, 64)
-BATCHES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+WIDTHS, BATCHES, ENVIRONMENTS = (
+    (32, 64, 128, 256, 512, 1024),
+    (32, 64, 128, 256, 512, 1024, 2048, 4096),
+    (1, 2, 4, 8, 16, 32, 64),
+)
 NETWORKS = (*((width, 2) for width in WIDTHS), (512, 3))
 ROWS, EPOCHS, COLLECTED = 512, 2, 32
 """Rows of a rollout (at least a minibatch), passes over it, and steps of each environment that are collected."""

@@ -1,0 +1,123 @@
+"""Which backend PPO, GRPO and GSPO take, and why: what compiled loops cover, and where they are faster than torch."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch as th
+from stable_baselines3.common import distributions
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+from torch import nn
+
+from sb3_flow.common.backends import VARIABLE, requested_backend
+from sb3_flow.common.gradient_steps import has_plain_steps
+from sb3_flow.compiled import unavailable
+from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN
+
+DISTRIBUTIONS = {
+    distributions.CategoricalDistribution: CATEGORICAL,
+    distributions.MultiCategoricalDistribution: CATEGORICAL,
+    distributions.BernoulliDistribution: BERNOULLI,
+    distributions.DiagGaussianDistribution: GAUSSIAN,
+}
+# what a subclass may not have changed
+METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
+
+ONE_THREAD, TWO_THREADS = 400e6, 64e6
+"""Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch does on so
+many threads."""
+ALWAYS = 8e6
+"""The same on any number of threads: torch spends more time than the loops take on preparing its operations."""
+
+
+def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slower: str | None, verbose: int) -> str:
+    """
+    Choose the backend of a model, once for all of its life, and say why.
+
+    :param backend: the model's argument
+    :param earlier: what was chosen when a model that is now loaded was built
+    :param uncovered: why compiled loops do not cover the model, None if they do
+    :param slower: why torch is faster, None if it is not
+    :param verbose: 1 to print the choice for "auto"
+    :return: "torch" or "native"
+    :raises ValueError: if "native" is asked for and cannot be had
+    """
+    requested, missing = requested_backend(backend), unavailable()
+    if requested == "native" and (missing or uncovered):
+        given = '`backend` is "native"' if backend == "native" else f'The environment variable {VARIABLE} is "native"'
+        raise ValueError(f"{given}, but {missing or f'the compiled loops do not cover this model: {uncovered}'}.")
+    if requested != "auto":
+        return requested
+    if missing:
+        warnings.warn(f"Using the torch backend, which is slower: {missing}.", stacklevel=2)
+        return "torch"
+    if uncovered:
+        chosen, reason = "torch", f", which is slower: {uncovered}"
+    elif earlier is not None:
+        chosen, reason = earlier, ", which was chosen when the model was built"
+    elif slower:
+        chosen, reason = "torch", f", which is faster here: {slower}"
+    else:
+        chosen, reason = "native", ", which is faster here"
+    if verbose >= 1:
+        print(f"Using the {chosen} backend{reason}")
+    return chosen
+
+
+def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: int, threads: int) -> str | None:
+    """
+    Decide which backend is faster, by a rule that is fitted to ``tests/benchmarks/backend_choice.py``, on a processor where
+    torch's products are the fastest: torch spends about as long on preparing the operations of any network, and is faster
+    where there is much to multiply.
+
+    :param layers: inputs and outputs of the linear layers of actor and critic
+    :param batch_size: rows of a minibatch
+    :param n_envs: environments
+    :param threads: of torch
+    :return: why torch is faster, None if compiled loops are
+    """
+    weights = sum(n_in * n_out for n_in, n_out in layers)
+    limit = ONE_THREAD if threads == 1 else max(ALWAYS, TWO_THREADS / (threads - 1))
+    rows = max(batch_size, n_envs // 2)  # acting is a forward pass alone
+    if weights * rows <= limit:
+        return None
+    on = "one thread" if threads == 1 else f"{threads} threads"
+    return f"layers of up to {max(map(max, layers))} units, minibatches of {batch_size}, {n_envs} environments, on {on}"
+
+
+def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
+    """:return: inputs and outputs of a policy's linear layers"""
+    return [(one.in_features, one.out_features) for one in policy.modules() if isinstance(one, nn.Linear)]
+
+
+def not_covered(policy: ActorCriticPolicy) -> str | None:
+    """
+    :param policy: of SB3's PPO
+    :return: why the compiled loops do not cover this policy, None if they do
+    """
+    space = policy.observation_space
+    optimizer: Any = policy.optimizer
+    if any(getattr(type(policy), name) is not getattr(ActorCriticPolicy, name) for name in METHODS):
+        return f"{type(policy).__name__} computes in its own way"
+    if policy.device.type != "cpu":
+        return f"the policy is on {policy.device}"
+    if is_image_space(space) or not _only_flattens(policy.features_extractor):
+        return f"{type(space).__name__} observations are encoded by {type(policy.features_extractor).__name__}"
+    if type(policy.action_dist) not in DISTRIBUTIONS:
+        return f"actions have a {type(policy.action_dist).__name__}"
+    if type(policy.mlp_extractor) is not MlpExtractor or policy.activation_fn not in (nn.Tanh, nn.ReLU):
+        return f"networks are {type(policy.mlp_extractor).__name__} with {policy.activation_fn.__name__}, not tanh or ReLU"
+    if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1:
+        return f"the optimizer is {type(optimizer).__name__}, not Adam with one group of parameters"
+    if any(parameter.dtype != th.float32 or not parameter.requires_grad for parameter in policy.parameters()):
+        return "parameters are frozen or not float32"
+    if not has_plain_steps(optimizer):
+        return "the optimizer has options that the compiled loops do not cover (amsgrad, weight_decay or the like)"
+    return None
+
+
+def _only_flattens(extractor: nn.Module) -> bool:
+    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]  # type: ignore[operator]
+    return all(type(one) in (FlattenExtractor, nn.Flatten) for one in parts)
