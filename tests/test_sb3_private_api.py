@@ -9,6 +9,7 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -67,6 +68,11 @@ def test_attributes_of_on_policy_algorithms():
     ):
         assert f"self.{name}" in source, name
     assert "self._last_lstm_states" in inspect.getsource(RecurrentPPO)
+
+
+def test_checkpoint_callback():
+    for name, expected in (("_on_step", []), ("_checkpoint_path", ["checkpoint_type", "extension"])):
+        assert [one for one in inspect.signature(getattr(CheckpointCallback, name)).parameters if one != "self"] == expected
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
