@@ -1,8 +1,8 @@
 """
 Files that are either complete or not there, and finding the last complete one.
 
-:class:`CheckpointCallback` calls SB3's protected ``_checkpoint_path`` and overrides ``_on_step`` (checked with stable-baselines3
-2.9.2, named in ``tests/test_sb3_private_api.py``).
+:class:`CheckpointCallback` calls SB3's protected ``_checkpoint_path`` and overrides ``_on_step`` (checked with
+stable-baselines3 2.9.2, named in ``tests/test_sb3_private_api.py``).
 """
 
 import contextlib
