@@ -1,5 +1,6 @@
 """The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -169,7 +170,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
     def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
-        with unchecked_distributions():
+        # on a GPU sampling from what is not a number ends all use of the device in this process
+        with unchecked_distributions() if self.device.type == "cpu" else nullcontext():
             return *self.policy(obs_tensor), {}
 
     def _after_step(self) -> None:
