@@ -5,10 +5,12 @@ INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
 SEATS := RQL FMQ PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+# what runs once more with compiled code off
+WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity offline_to_online
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
-.PHONY: demo test unit suite lint type doc format clean
+.PHONY: demo test unit without-compiled suite lint type doc format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,13 +22,16 @@ demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and
 	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
 
 test: $(FETCHED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs, and ours
-	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z $(SEATS:%=seat-%)
+	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z without-compiled $(SEATS:%=seat-%)
 
 unit: $(INSTALLED)  ## our own tests alone
 	$(ENVIRONMENT) $(BIN)/python -m pytest
 
 unit-%: $(INSTALLED)  ## those of our test files whose names begin with these letters
 	$(ENVIRONMENT) $(BIN)/python -m pytest tests/test_[$*]*.py
+
+without-compiled: $(INSTALLED)  ## part of them in plain Python and torch
+	NUMBA_DISABLE_JIT=1 $(ENVIRONMENT) $(BIN)/python -m pytest $(WITHOUT_COMPILED:%=tests/test_%.py)
 
 suite: $(FETCHED)  ## the suites of SB3 and sb3-contrib alone
 	$(MAKE) --jobs 2 --output-sync=target $(SEATS:%=seat-%)
