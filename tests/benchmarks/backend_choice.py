@@ -35,6 +35,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import PPO
+from sb3_flow.common.native_choice import torch_is_faster
 
 WIDTHS, BATCHES, ENVIRONMENTS = (
     (32, 64, 128, 256, 512, 1024),
@@ -48,6 +49,8 @@ LEARNED = ((64, 2, 64), (256, 2, 64), (256, 2, 1024), (512, 3, 1024), (1024, 2, 
 """Width, layers and batch of the cells of a whole ``learn()``: 8 environments, 256 steps each, 10 epochs."""
 FEWEST, MOST = 7, 25
 """Turns of a cell: as many as fit in its time."""
+BATCH = 64
+"""Of the models that collect, for what "auto" chooses; SB3's default."""
 PROGRAMS = ("sb3", "torch", "native")
 
 
@@ -237,24 +240,39 @@ def work(arguments: argparse.Namespace, threads: int) -> None:
         print("  ", *cell, *(f"{np.median(times['sb3']) / np.median(times[name]):.2f}" for name in PROGRAMS[1:]), flush=True)
 
 
+def automatic(cell: Cell) -> str:
+    """:return: what "auto" chooses"""
+    n_in, n_out = (3, 1) if cell.phase == "learn" else (17, 6)
+    hidden = [(n_in, cell.width), *[(cell.width, cell.width)] * (cell.layers - 1)]
+    layers = [*hidden, (cell.width, n_out), *hidden, (cell.width, 1)]
+    batch_size, n_envs = (BATCH, cell.size) if cell.phase == "collect" else (cell.size, 8)
+    return "native" if torch_is_faster(layers, batch_size, n_envs, cell.threads) is None else "torch"
+
+
 def show(arguments: argparse.Namespace) -> None:
     """Print the cells in the file."""
     done = known(arguments.cells)
     titles = {
         "update": f"train(), {EPOCHS} epochs, 8 environments, n_steps max({ROWS}, batch) / 8; sizes are batches",
-        "collect": f"collect_rollouts(), n_steps {COLLECTED}, environments that cost nothing; sizes are environments",
+        "collect": f"collect_rollouts(), n_steps {COLLECTED}, batch {BATCH}, steps that cost nothing; sizes are environments",
         "learn": "learn() of one rollout on Pendulum-v1, 8 environments, n_steps 256, 10 epochs; sizes are batches",
     }
+    columns, below = ("torch", "native", "auto"), 0
     for phase, title in titles.items():
         cells = sorted(cell for cell in done if cell.phase == phase)
         if cells:
-            print(f"\n{title}; x SB3, median [95 % interval] of paired turns\n{'threads network   size   SB3 ms':<32}", end="")
-            print("  ".join(f"{name:<18}" for name in PROGRAMS[1:]))
+            print(f"\n{title}; x SB3, median [95 % interval] of paired turns, * wholly below 1")
+            print(f"{'threads network   size   SB3 ms':<33}" + "".join(f"{name:<22}" for name in columns))
         for cell in cells:
             times = {program: np.array(values) for program, values in done[cell].items()}
             figures = {name: interval(times["sb3"] / times[name]) for name in PROGRAMS[1:]}
+            chosen = automatic(cell)
+            figures["auto"] = figures[chosen]
+            below += sum(figures[name][2] < 1 for name in ("torch", "auto"))
             row = f"{cell.threads:>7} {cell.width:>4} x {cell.layers} {cell.size:>6} {1e3 * np.median(times['sb3']):8.2f}  "
-            print(row + "  ".join(f"{m:5.2f} [{a:.2f}, {b:.2f}]{' *' if b < 1 else '  '}" for m, a, b in figures.values()))
+            parts = (f"{m:5.2f} [{a:.2f}, {b:.2f}]{'*' if b < 1 else ''}" for m, a, b in figures.values())
+            print(row + "".join(f"{part:<22}" for part in parts) + chosen)
+    print(f"\n{len(done)} cells; of torch and auto, {below} are wholly below 1")
 
 
 def main() -> None:
@@ -265,7 +283,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", help="only these")
     parser.add_argument("--sizes", type=int, nargs="+", help="only these batches or numbers of environments")
     parser.add_argument("--coarse", action="store_true", help="every second width and size")
-    parser.add_argument("--of-a-cell", type=float, default=3.0, help="seconds of a cell, at least seven turns")
+    parser.add_argument("--of-a-cell", type=float, default=2.0, help="seconds of a cell, at least seven turns")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so many seconds")
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
