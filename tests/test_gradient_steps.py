@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from sb3_flow import PPO, MaskablePPO
 from sb3_flow.common import gradient_steps
-from sb3_flow.common.gradient_steps import FlatAdam
+from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations
 
 SHAPES = [(5, 3), (5,), (7, 5), (7,), (1, 7), (1,)]
 SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 2, "seed": 3, "device": "cpu"}
@@ -127,3 +127,31 @@ def test_a_loss_that_is_not_a_number_ends_the_training() -> None:
     with pytest.raises(FloatingPointError, match=r"The loss of minibatch . of 4 is nan"):
         model.train()
     assert Distribution._validate_args
+
+
+@pytest.mark.parametrize("activation", [th.nn.Tanh, th.nn.ReLU, th.nn.ELU])
+def test_activations_in_place_change_no_number(activation: Any) -> None:
+    policy_kwargs = {"activation_fn": activation, "net_arch": [16, 16]}
+    policy = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), policy_kwargs=policy_kwargs, backend="torch", **SMALL).policy
+    observations, kept = th.randn(40, 3), []
+
+    def gradients() -> list[th.Tensor]:
+        given = observations.clone()
+        values, log_prob, _ = policy.evaluate_actions(given, th.ones(40, 2))
+        policy.optimizer.zero_grad()
+        (values.sum() + log_prob.sum()).backward()
+        assert th.equal(given, observations)
+        return [values, log_prob, *(one.grad for one in policy.parameters())]
+
+    wanted = gradients()
+    first, second = policy.mlp_extractor.policy_net[0], policy.mlp_extractor.policy_net[2]
+    second.register_forward_hook(lambda module, given, output: kept.append(output))
+    with in_place_activations(policy):
+        net = policy.mlp_extractor.policy_net
+        assert [("forward" in vars(net[i])) for i in (1, 3)] == [activation is not th.nn.ELU, False]
+        found = gradients()
+    assert all(map(th.equal, found, wanted))
+    # what a hook was shown is left as it was
+    with th.no_grad():
+        assert th.equal(kept[0], th.nn.functional.linear(net[1](first(observations)), second.weight, second.bias))
+    assert not any("forward" in vars(module) for module in policy.modules())

@@ -39,7 +39,7 @@ def test_the_rule_has_one_boundary(threads: int) -> None:
         return torch_is_faster(layers, batch_size, n_envs, threads) is None
 
     weights = sum(n_in * n_out for n_in, n_out in WIDE)
-    limit = {1: 400e6, 2: 100e6, 3: 50e6, 8: 100e6 / 7, 64: 8e6}[threads]
+    limit = {1: 600e6, 2: 100e6, 3: 50e6, 8: 100e6 / 7, 64: 8e6}[threads]
     rows = int(limit // weights)
     assert native(WIDE, rows) and not native(WIDE, rows + 1)
     assert native(WIDE, 1, 2 * rows + 1) and not native(WIDE, 1, 2 * rows + 2)

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
 # what a subclass may not have changed
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
-ONE_THREAD, TWO_THREADS = 400e6, 100e6
+ONE_THREAD, TWO_THREADS = 600e6, 100e6
 """Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch does on so
 many threads."""
 ALWAYS = 8e6

@@ -15,7 +15,7 @@ from sb3_flow.common.checks import check_number
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
 from sb3_flow.common.finite import PassStart, check_pass, flat_weights
-from sb3_flow.common.gradient_steps import FlatAdam, unchecked_distributions
+from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native_choice import choose_backend, linear_layers, not_covered, torch_is_faster
 from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
@@ -192,7 +192,7 @@ class PolicyGradient(PersistentOnPolicy):
         stop = False
         steps = FlatAdam(self.policy.optimizer, self.policy.parameters(), self.max_grad_norm)
         at_once = 0 if recompute else AT_ONCE
-        with unchecked_distributions(), steps:
+        with unchecked_distributions(), in_place_activations(self.policy), steps:
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
