@@ -1,5 +1,6 @@
 """The steps of the torch backend, and the minibatches they take, are torch's and SB3's to the last bit."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,10 @@ class Stock:
         th.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         self.optimizer.step()
 
-    zero_grad = finish = lambda self: self.optimizer.zero_grad()
+    def __enter__(self) -> "Stock":
+        return self
+
+    zero_grad = __exit__ = lambda self, *_: self.optimizer.zero_grad()
 
 
 def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: Any) -> tuple[list, dict, bool]:
@@ -36,18 +40,17 @@ def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: 
     parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
     optimizer = optimizer_class(parameters, lr=3e-3, **options)
     flat = False
+    steps = kind(optimizer, parameters, 0.5)
     for use in range(3):
-        steps = kind(optimizer, parameters, 0.5)
-        for number in range(20):
-            flat = getattr(steps, "flat", False)
-            steps.zero_grad()
-            for parameter in parameters:
-                parameter.grad = th.randn(parameter.shape, generator=generator) * 0.1 * (number % 4)
-            if left_out and use == 1 and number == 10:
-                parameters[2].grad = None
-            steps.step()
-        if isinstance(steps, FlatAdam):
-            steps.finish()
+        with steps:
+            for number in range(20):
+                flat = getattr(steps, "flat", False)
+                steps.zero_grad()
+                for parameter in parameters:
+                    parameter.grad = th.randn(parameter.shape, generator=generator) * 0.1 * (number % 4)
+                if left_out and use == 1 and number == 10:
+                    parameters[2].grad = None
+                steps.step()
     return parameters, optimizer.state_dict()["state"], flat
 
 
@@ -73,6 +76,48 @@ def test_steps_are_torchs(
         assert th.equal(a, b)
     for number, of_parameter in original.items():
         assert all(th.equal(value, state[number][name]) for name, value in of_parameter.items())
+
+
+@pytest.mark.parametrize("large", [1, 8, 2**17])
+@pytest.mark.parametrize(
+    ("optimizer_class", "left_out"), [(th.optim.Adam, False), (th.optim.Adam, True), (th.optim.AdamW, False)]
+)
+def test_a_pass_that_ends_with_an_error_is_undone(optimizer_class: Any, left_out: bool, large: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gradient_steps, "LARGE", large)
+    generator = th.Generator().manual_seed(0)
+    parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
+    mean = th.zeros(2)
+    optimizer = optimizer_class(parameters, lr=1e-2)
+    steps = FlatAdam(optimizer, parameters, 0.5, [mean])
+
+    def go(n_steps: int, error: type[BaseException] | None = None) -> None:
+        with pytest.raises(error) if error else nullcontext(), steps:
+            for number in range(n_steps):
+                for parameter in parameters:
+                    parameter.grad = th.randn(parameter.shape, generator=generator)
+                if left_out and number == 2:
+                    parameters[1].grad = None
+                steps.step()
+                mean.add_(1)
+            if error:
+                raise error
+
+    def state() -> list[th.Tensor]:
+        found = optimizer.state_dict()["state"]
+        return [one.detach().clone() for one in (*parameters, mean, *(x for of in found.values() for x in of.values()))]
+
+    start = state()
+    go(3, FloatingPointError)  # the first pass of all
+    assert all(map(th.equal, state(), start)) and not optimizer.state_dict()["state"]
+    go(2)
+    for n_steps in (0, 1, 3):
+        start = state()
+        go(n_steps, FloatingPointError)
+        assert all(map(th.equal, state(), start)), n_steps
+        go(1)
+        assert not any(map(th.equal, state(), start)), n_steps
+    go(3, KeyboardInterrupt)  # what was learned stays
+    assert not any(map(th.equal, state()[: len(SHAPES)], start))
 
 
 @pytest.mark.parametrize("large", [1, 2**17])

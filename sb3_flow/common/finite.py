@@ -8,8 +8,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from sb3_flow.common.flat import own_tensors
-
 
 def _broken(**arrays: Any) -> list[str]:
     """:return: names of the arrays (or dictionaries of arrays) that hold a number that is not finite"""
@@ -22,6 +20,13 @@ def _broken(**arrays: Any) -> list[str]:
 
 def flat_weights(policy: ActorCriticPolicy) -> np.ndarray:
     return th.cat([parameter.detach().flatten() for parameter in policy.parameters()]).cpu().numpy()
+
+
+@th.no_grad()
+def norms_or_weights(policy: ActorCriticPolicy) -> np.ndarray:
+    """:return: the parameters' norms, which need no copy, or all parameters where a norm is not finite: it may overflow"""
+    norms = th.stack(th._foreach_norm(list(policy.parameters()))).cpu().numpy()
+    return norms if np.isfinite(norms).all() else flat_weights(policy)
 
 
 def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observations: Any) -> tuple[Any, ...]:
@@ -57,7 +62,7 @@ def check_pass(number: int, losses: np.ndarray, weights: np.ndarray, rollout: An
     """
     :param number: of the pass over a rollout, from 1 on
     :param losses: of the minibatches that were learned from
-    :param weights: of the policy, after the pass
+    :param weights: of the policy after the pass, or their norms
     :param rollout: the rollout buffer, for the error's message
     :raises FloatingPointError: if a number is not finite
     """
@@ -74,24 +79,3 @@ def check_pass(number: int, losses: np.ndarray, weights: np.ndarray, rollout: An
         f"Pass {number} over a rollout broke. {what}; not finite in the rollout: {', '.join(causes) or 'nothing'}. The "
         "weights and the optimizer's state are those from before this pass."
     )
-
-
-class PassStart:
-    """
-    Weights and the optimizer's state as they are when a pass begins. They are put back if the context ends with an error
-    (Ctrl-C is none).
-
-    :param policy: with its optimizer
-    """
-
-    def __init__(self, policy: ActorCriticPolicy):
-        self.policy = policy
-        self.weights, self.optimizer = own_tensors(policy.state_dict()), own_tensors(policy.optimizer.state_dict())
-
-    def __enter__(self) -> "PassStart":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            self.policy.load_state_dict(self.weights)
-            self.policy.optimizer.load_state_dict(self.optimizer)

@@ -14,7 +14,7 @@ from sb3_flow.common.backends import requested_backend
 from sb3_flow.common.checks import check_number
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
-from sb3_flow.common.finite import PassStart, check_pass, flat_weights
+from sb3_flow.common.finite import check_pass, norms_or_weights
 from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native_choice import choose_backend, linear_layers, not_covered, torch_is_faster
@@ -167,6 +167,8 @@ class PolicyGradient(PersistentOnPolicy):
             buffer.proximal_log_probs = self._look_again()[1]
 
         learner: NativeLearner | None = None
+        policy = self.policy
+        steps = FlatAdam(policy.optimizer, policy.parameters(), self.max_grad_norm, policy.buffers())
         passes: list[dict[str, np.ndarray]] = []
         for epoch in range(self.n_epochs):
             if recompute == "epoch" and epoch > 0:
@@ -176,8 +178,7 @@ class PolicyGradient(PersistentOnPolicy):
                 learner = learner or self._native_learner(clip)
                 found, stop = learner.epoch(self.batch_size, by_episode, self._n_updates + 1)
             else:
-                with PassStart(self.policy):
-                    found, stop = self._epoch(clip, by_episode, recompute == "minibatch")
+                found, stop = self._epoch(steps, clip, by_episode, recompute == "minibatch")
             passes.append(found)
             self._n_updates += 1
             if stop:
@@ -186,11 +187,12 @@ class PolicyGradient(PersistentOnPolicy):
                 break
         self._log(passes, clip)
 
-    def _epoch(self, clip: dict[str, Any], by_episode: bool, recompute: bool) -> tuple[dict[str, np.ndarray], bool]:
+    def _epoch(
+        self, steps: FlatAdam, clip: dict[str, Any], by_episode: bool, recompute: bool
+    ) -> tuple[dict[str, np.ndarray], bool]:
         """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
-        steps = FlatAdam(self.policy.optimizer, self.policy.parameters(), self.max_grad_norm)
         at_once = 0 if recompute else AT_ONCE
         with unchecked_distributions(), in_place_activations(self.policy), steps:
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
@@ -204,13 +206,13 @@ class PolicyGradient(PersistentOnPolicy):
                 steps.step()
                 if recompute:
                     self._estimate_again()
-        if not metrics:
-            return {}, stop
-        # metrics stay on the device until here
-        table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
-        columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
-        losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
-        check_pass(self._n_updates + 1, losses, flat_weights(self.policy), self.rollout_buffer)
+            if not metrics:
+                return {}, stop
+            # metrics stay on the device until here
+            table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
+            columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
+            losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
+            check_pass(self._n_updates + 1, losses, norms_or_weights(self.policy), self.rollout_buffer)
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
