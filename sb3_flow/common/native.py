@@ -124,6 +124,8 @@ class NativeLearner:
         rollout.prepare()
         self.loops, self.rollout, self.objective = loops, rollout, objective
         self.steps = loops.flat.link()
+        # of weights and moments when a pass begins; memory for each pass would have to be got from the system
+        self.before = [th.empty_like(loops.flat.values) for _ in range(3)]
         group = loops.policy.optimizer.param_groups[0]
         beta1, beta2 = map(float, group["betas"])
         self.adam = Adam(float(group["lr"]), float(max_grad_norm), beta1, beta2, float(group["eps"]))
@@ -158,7 +160,8 @@ class NativeLearner:
         rows, segments = zip(*batches, strict=True)
         flat = self.loops.flat
         state = flat.values, flat.exp_avg, flat.exp_avg_sq
-        before = [one.clone() for one in state]
+        for copied, one in zip(self.before, state, strict=True):
+            copied.copy_(one)
         table, steps, stopped = ppo_epoch(
             self.loops.network,
             self.objective,
@@ -179,7 +182,7 @@ class NativeLearner:
         try:
             check_pass(number, metrics["loss"][: len(table) - stopped], self.loops.parameters, self.rollout)
         except FloatingPointError:
-            for one, copied in zip(state, before, strict=True):
+            for one, copied in zip(state, self.before, strict=True):
                 one.copy_(copied)
             raise
         self.steps = steps
