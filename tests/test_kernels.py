@@ -9,16 +9,25 @@ import pytest
 import torch as th
 from torch.nn import functional as F
 
-from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, euler_forward, euler_reverse, fused, launch, networks
+from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, backend, euler_forward, euler_reverse, fused, launch
+from sb3_flow.flow.backend import CompiledNetwork
 from sb3_flow.kernels import activations
 from sb3_flow.kernels.panels import CHUNK, LANES, PANEL, pointer, product
 
 FEATURES, ACTIONS = 3, 4
+LIMITS = "LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"
 
 
 @pytest.fixture(autouse=True)
 def seed():
     th.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def however_little_work(monkeypatch):
+    """Nothing is too little for kernels."""
+    for name in LIMITS:
+        monkeypatch.setattr(backend, name, 0)
 
 
 def close(actual, expected, size=1.0):
@@ -29,7 +38,7 @@ def close(actual, expected, size=1.0):
 
 def without_fusion(monkeypatch, function):
     with monkeypatch.context() as context:
-        context.setattr(networks, "can_fuse", lambda *tensors: False)
+        context.setattr(CompiledNetwork, "native", False)
         return function()
 
 
@@ -342,8 +351,10 @@ def test_places_in_memory_do_not_change_the_kernels(size):
 FROM_CACHE = """
 import sys, torch as th
 sys.path.insert(0, {tests!r})
-from test_kernels import results_of_networks
+from test_kernels import LIMITS, backend, results_of_networks
 th.set_num_threads(1)
+for name in LIMITS:
+    setattr(backend, name, 0)
 print(*[result.numpy().tobytes().hex() for result in results_of_networks(7)])
 """
 

@@ -10,8 +10,9 @@ import torch as th
 from on_policy import ACTION_SPACES, walks
 
 from sb3_flow import PPO
-from sb3_flow.common import native_choice
-from sb3_flow.common.native_choice import choose_backend, torch_is_faster
+from sb3_flow.common import backends
+from sb3_flow.common.backends import choose_backend
+from sb3_flow.common.native_choice import torch_is_faster
 
 SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 1, "seed": 3, "device": "cpu"}
 NARROW = [(3, 64), (64, 64), (64, 1)] * 2
@@ -114,7 +115,7 @@ def test_the_variable_replaces_auto_only(monkeypatch: Any) -> None:
 
 def test_without_compiled_code_auto_is_torch(monkeypatch: Any, tmp_path: Path) -> None:
     built().save(tmp_path / "native")
-    monkeypatch.setattr(native_choice, "unavailable", lambda: "numba is not there")
+    monkeypatch.setattr(backends, "unavailable", lambda: "numba is not there")
     with pytest.warns(UserWarning, match="Using the torch backend, which is slower: numba is not there"):
         model = built()
     assert model.native is None

@@ -9,7 +9,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv, collect
 
 from sb3_flow import RQL
-from sb3_flow.flow import TanhGELU, euler_forward, jump, networks
+from sb3_flow.flow import TanhGELU, euler_forward, jump
+from sb3_flow.flow.backend import CompiledNetwork
 from sb3_flow.rql import MlpPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "seed": 0}
@@ -165,7 +166,7 @@ def test_actions_stay_within_bounds_and_are_unscaled():
 def test_every_parameter_learns(monkeypatch, fused, activation, kind):
     """The flow is integrated without gradients before it is trained: nothing of the one may leak into the other."""
     if not fused:
-        monkeypatch.setattr(networks, "can_fuse", lambda *tensors: False)
+        monkeypatch.setattr(CompiledNetwork, "native", False)
     policy_kwargs = {"net_arch": [16, 16], "activation_fn": activation}
     if kind == "image":
         policy_kwargs["features_extractor_kwargs"] = {"features_dim": 8}

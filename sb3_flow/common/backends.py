@@ -1,8 +1,10 @@
 """Which of two backends computes a model's networks: torch, or compiled loops where they cover the model."""
 
 import os
+import warnings
 
 from sb3_flow.common.checks import check_choice
+from sb3_flow.compiled import unavailable
 
 BACKENDS = ("auto", "torch", "native")
 VARIABLE = "SB3_FLOW_BACKEND"
@@ -24,3 +26,37 @@ def requested_backend(backend: str) -> str:
             f"The environment variable {VARIABLE} must be one of {', '.join(BACKENDS)}, but {wanted!r} was given."
         )
     return wanted if backend == "auto" else backend
+
+
+def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slower: str | None, verbose: int) -> str:
+    """
+    Choose the backend of a model, once for all of its life, and say why.
+
+    :param backend: the model's argument
+    :param earlier: what was chosen when a model that is now loaded was built
+    :param uncovered: why compiled loops do not cover the model, None if they do
+    :param slower: why torch is faster, None if it is not
+    :param verbose: 1 to print the choice for "auto"
+    :return: "torch" or "native"
+    :raises ValueError: if "native" is asked for and cannot be had
+    """
+    requested, missing = requested_backend(backend), unavailable()
+    if requested == "native" and (missing or uncovered):
+        given = '`backend` is "native"' if backend == "native" else f'The environment variable {VARIABLE} is "native"'
+        raise ValueError(f"{given}, but {missing or f'the compiled loops do not cover this model: {uncovered}'}.")
+    if requested != "auto":
+        return requested
+    if missing:
+        warnings.warn(f"Using the torch backend, which is slower: {missing}.", stacklevel=2)
+        return "torch"
+    if uncovered:
+        chosen, reason = "torch", f", which is slower: {uncovered}"
+    elif earlier is not None:
+        chosen, reason = earlier, ", which was chosen when the model was built"
+    elif slower:
+        chosen, reason = "torch", f", which is faster here: {slower}"
+    else:
+        chosen, reason = "native", ", which is faster here"
+    if verbose >= 1:
+        print(f"Using the {chosen} backend{reason}")
+    return chosen

@@ -1,6 +1,5 @@
-"""Which backend PPO, GRPO and GSPO take, and why: what compiled loops cover, and where they are faster than torch."""
+"""What the compiled loops of PPO, GRPO and GSPO cover, and where they are faster than torch."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +10,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from torch import nn
 
-from sb3_flow.common.backends import VARIABLE, requested_backend
 from sb3_flow.common.gradient_steps import has_plain_steps
-from sb3_flow.compiled import unavailable
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN
 
 DISTRIBUTIONS = {
@@ -30,40 +27,6 @@ ONE_THREAD, TWO_THREADS = 600e6, 100e6
 many threads."""
 ALWAYS = 8e6
 """The same on any number of threads: torch spends more time than the loops take on preparing its operations."""
-
-
-def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slower: str | None, verbose: int) -> str:
-    """
-    Choose the backend of a model, once for all of its life, and say why.
-
-    :param backend: the model's argument
-    :param earlier: what was chosen when a model that is now loaded was built
-    :param uncovered: why compiled loops do not cover the model, None if they do
-    :param slower: why torch is faster, None if it is not
-    :param verbose: 1 to print the choice for "auto"
-    :return: "torch" or "native"
-    :raises ValueError: if "native" is asked for and cannot be had
-    """
-    requested, missing = requested_backend(backend), unavailable()
-    if requested == "native" and (missing or uncovered):
-        given = '`backend` is "native"' if backend == "native" else f'The environment variable {VARIABLE} is "native"'
-        raise ValueError(f"{given}, but {missing or f'the compiled loops do not cover this model: {uncovered}'}.")
-    if requested != "auto":
-        return requested
-    if missing:
-        warnings.warn(f"Using the torch backend, which is slower: {missing}.", stacklevel=2)
-        return "torch"
-    if uncovered:
-        chosen, reason = "torch", f", which is slower: {uncovered}"
-    elif earlier is not None:
-        chosen, reason = earlier, ", which was chosen when the model was built"
-    elif slower:
-        chosen, reason = "torch", f", which is faster here: {slower}"
-    else:
-        chosen, reason = "native", ", which is faster here"
-    if verbose >= 1:
-        print(f"Using the {chosen} backend{reason}")
-    return chosen
 
 
 def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: int, threads: int) -> str | None:

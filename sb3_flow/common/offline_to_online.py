@@ -24,6 +24,7 @@ from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.offline_phase import OfflinePhase
+from sb3_flow.common.policies import GenerativePolicy
 from sb3_flow.common.spaces import channels_first_space, same_but_for_bounds
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 
@@ -58,6 +59,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
     :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
     :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
+    :param backend: "native": networks in compiled kernels, on the CPU and with ``TanhGELU``; "torch": in torch's operators;
+        "auto": native where it can be, else torch. Both agree to rounding. The choice is saved, and kept when the model is
+        loaded; ``verbose=1`` prints it
     :param stats_window_size: Window size for the rollout logging
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
@@ -95,6 +99,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         offline_fraction: float | None = None,
         sampling: str = "trajectory",
         storage: str = "cpu",
+        backend: str = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -134,6 +139,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         self.offline_fraction = offline_fraction
         self.sampling = sampling
         self.storage = storage
+        self.backend = backend
+        self.chosen_backend: str | None = None
 
         self.offline_updates = 0  # gradient steps made in offline phases
         self.random_streams: RandomStreams | None = None
@@ -174,7 +181,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
 
     def _policy_arguments(self) -> dict[str, Any]:
         """Arguments of this algorithm that its policy needs as well; ``policy_kwargs`` has the last word."""
-        return {"horizon_length": self.horizon_length}
+        return {"horizon_length": self.horizon_length, "backend": self.backend}
 
     def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
         if self.offline_dataset is None:
@@ -231,6 +238,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
             assert self.random_streams is not None
             self.random_streams.set_state(restored.get_state())
         self._hand_out()
+        if isinstance(self.policy, GenerativePolicy):  # once more: the networks have moved to the model's device
+            self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
+            self.chosen_backend = self.policy.chosen_backend
 
     def _check_arguments(self) -> None:
         name = type(self).__name__
@@ -348,6 +358,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         :param batch_size: windows per step
         """
         assert self.random_streams is not None
+        check_minimum(1, batch_size=batch_size)
         self._hand_out()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.optimizers)

@@ -10,14 +10,14 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.backends import requested_backend
+from sb3_flow.common.backends import choose_backend, requested_backend
 from sb3_flow.common.checks import check_number
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
 from sb3_flow.common.finite import check_pass, norms_or_weights
 from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.common.groups import Groups
-from sb3_flow.common.native_choice import choose_backend, linear_layers, not_covered, torch_is_faster
+from sb3_flow.common.native_choice import linear_layers, not_covered, torch_is_faster
 from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
 from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers
 from sb3_flow.common.reference import kl_divergence, make_reference

@@ -10,15 +10,19 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb3_flow.common.backends import choose_backend
+from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.chunking import ChunkedPolicy
 from sb3_flow.flow import EnsembleMLP, TanhGELU
+from sb3_flow.flow.backend import compiled_networks, not_covered
 
 NOISE_BANK_SEED = 0
 
 
 def batch_size_of(observation: PyTorchObs) -> int:
     """:return: number of observations"""
-    return len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+    # not len(), which is a constant to tracers
+    return (next(iter(observation.values())) if isinstance(observation, dict) else observation).shape[0]
 
 
 class GenerativeActor(ChunkedPolicy):
@@ -150,11 +154,14 @@ class GenerativePolicy(ChunkedPolicy):
     :param optimizer_class: The optimizer to use, ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
     :param share_features_extractor: Whether to share or not the features extractor between the actor and the critic
+    :param backend: see :meth:`set_backend`
     """
 
     actor_class: ClassVar[type[GenerativeActor]]
     critic_class: ClassVar[type[EnsembleValue]]
     noise_bank: th.Tensor
+    chosen_backend: str
+    """``"native"`` or ``"torch"``."""
 
     def __init__(
         self,
@@ -172,6 +179,7 @@ class GenerativePolicy(ChunkedPolicy):
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__(
             observation_space,
@@ -190,6 +198,9 @@ class GenerativePolicy(ChunkedPolicy):
         self.net_arch = [512] * 4 if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.share_features_extractor = share_features_extractor
+        self.backend = backend
+        check_minimum(1, horizon_length=horizon_length, n_candidates=n_candidates)
+        check_minimum(0, n_critics=n_critics)
 
     def _largest_sample(self) -> int:
         """Starting points that one decision may need."""
@@ -247,9 +258,24 @@ class GenerativePolicy(ChunkedPolicy):
         names = (
             *("horizon_length", "execution_horizon", "n_critics", "n_candidates", "net_arch", "activation_fn"),
             *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
-            "share_features_extractor",
+            *("share_features_extractor", "backend"),
         )
         return {**data, "lr_schedule": self._dummy_schedule, **{name: getattr(self, name) for name in names}}
+
+    def set_backend(self, backend: str, earlier: str | None = None, verbose: int = 0) -> None:
+        """
+        Choose what computes the networks. Both backends give the same numbers up to rounding.
+
+        :param backend: ``"native"``, compiled kernels wherever nothing looks into the networks (tracing, hooks, torch.func);
+            ``"torch"``, torch's own operators; ``"auto"``, native if these networks and this machine allow it
+        :param earlier: what ``"auto"`` was when a model that is now loaded was built
+        :param verbose: 1 to print the choice for ``"auto"``
+        :raises ValueError: if ``"native"`` is asked for and cannot be had
+        """
+        self.backend = backend
+        self.chosen_backend = choose_backend(backend, earlier, not_covered(self), None, verbose)
+        for network in compiled_networks(self):
+            network.native = self.chosen_backend == "native"
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """

@@ -4,7 +4,7 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.kernels.activations import LAYER_NORM_EPS
+from sb3_flow.kernels.arguments import LAYER_NORM_EPS
 
 
 def gelu(x: th.Tensor) -> th.Tensor:
@@ -14,7 +14,7 @@ def gelu(x: th.Tensor) -> th.Tensor:
 
 def layer_norm(x: th.Tensor, scale: th.Tensor, shift: th.Tensor) -> th.Tensor:
     """:return: LayerNorm of x, shape ``(K, B, D)``, with scale and shift per member, shape ``(K, 1, D)``"""
-    return th.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=float(LAYER_NORM_EPS)), scale)
+    return th.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS), scale)
 
 
 class TanhGELU(nn.Module):

@@ -4,7 +4,9 @@ Flow maps: a network u(s, a_r, r, t) of the average velocity from flow time r to
 Equation numbers are those of FMQ (arXiv 2605.12416).
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.fused import FusedMLP, can_fuse
+from sb3_flow.flow.backend import CompiledNetwork, repays_call
+from sb3_flow.flow.fusable import can_fuse, is_untouched
+from sb3_flow.flow.fused import NotCovered
 
 AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 """``velocity(a_r, r, t) -> u`` with a_r and u of shape ``(..., A)``, r and t ``(..., 1)``; closed over the observation."""
@@ -21,7 +25,7 @@ AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 LARGEST_PERIOD = 10_000.0
 
 
-class FlowMapNetwork(nn.Module):
+class FlowMapNetwork(CompiledNetwork):
     """
     Average velocity u(s, a_r, r, t) from flow time r to t >= r: an MLP on concat[s, a_r, e(r), e(t)].
 
@@ -79,17 +83,17 @@ class FlowMapNetwork(nn.Module):
             candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
         :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
         """
-        layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
-        if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
+        network = self.fused_linear(self.layers) if can_fuse(features) else None
+        if network is None:
             return self._bind_plain(features)
-        network = FusedMLP(layers)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            if not can_fuse(a, r, t):
-                return self._bind_plain(features)(a, r, t)
             rows = a.shape[:-1]
-            inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
-            return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+            if can_fuse(a, r, t) and (th.is_grad_enabled() or repays_call(network, math.prod(rows))):
+                inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
+                with suppress(NotCovered):
+                    return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+            return self._bind_plain(features)(a, r, t)
 
         return velocity
 
@@ -97,12 +101,17 @@ class FlowMapNetwork(nn.Module):
         """Torch's own operators: all of them have forward-mode derivatives."""
         layers: list[Any] = list(self.layers)
         first, *others = layers
-        from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
-        flow_weight = first.weight[:, self.features_dim :]
+        if is_untouched(first, nn.Linear):
+            from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
+            flow_weight = first.weight[:, self.features_dim :]
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            times = self.embed(r, t).expand(*a.shape[:-1], -1)
-            hidden = from_features + F.linear(th.cat([a, times], dim=-1), flow_weight)
+            rows = a.shape[:-1]
+            inputs = th.cat([a, self.embed(r, t).expand(*rows, -1)], dim=-1)
+            if is_untouched(first, nn.Linear):
+                hidden = from_features + F.linear(inputs, flow_weight)
+            else:
+                hidden = first(th.cat([features.expand(*rows, -1), inputs], dim=-1))
             for layer in others:
                 hidden = layer(self.activation(hidden))
             return hidden

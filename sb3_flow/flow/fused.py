@@ -2,163 +2,182 @@
 Whole MLPs with tanh-GELU as single autograd functions, computed by compiled kernels.
 
 For networks of the size RL uses, the time outside matrix products (autograd's bookkeeping, copies of biases, reductions of
-their gradients, activations) otherwise exceeds that inside. CPU and float32 only, see :func:`can_fuse`.
+their gradients, activations) otherwise exceeds that inside. CPU and float32 only; :mod:`sb3_flow.flow.fusable` says where, and
+:func:`sb3_flow.flow.mlp.mlp` is the same in torch's own operators.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any
 
 import torch as th
 
-from sb3_flow.flow.launch import Launch, address_of, allocate
-from sb3_flow.kernels import rowwise as kernels
+from sb3_flow.flow.fusable import can_fuse, is_plain
+from sb3_flow.flow.launch import address_of, check, describe
+from sb3_flow.flow.mlp import Layer, mlp
+from sb3_flow.flow.plans import Shape, plan_backward, plan_forward
+
+WIDEST = 16_384
+"""Columns; kernels keep a few rows on a thread's stack."""
 
 
-def can_fuse(*tensors: th.Tensor) -> bool:
+class NotCovered(ValueError):
+    """Parameters that the kernels cannot read, or that do not fit each other; torch's operators know what to do or to say."""
+
+
+def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
     """
-    :param tensors: input and a parameter
-    :return: whether all of them are float32 on the CPU, outside of torch.compile, torch.func and forward-mode derivatives
-        (none of which can look into a kernel) and of autocast (which would change the matrix products' type)
+    :param layers: of a network
+    :return: its shape, and the addresses of its parameters, nothing (0) for a scale or a shift that is not there
+    :raises NotCovered: if a parameter is not one that the kernels can read, or does not fit the others
     """
-    for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.dtype != th.float32:
-            return False
-    return (
-        not th.compiler.is_compiling()
-        and not th.is_autocast_enabled("cpu")
-        and th._C._functorch.peek_interpreter_stack() is None
-        and th.autograd.forward_ad._current_level < 0
+    first = layers[0].weight
+    batched = first.dim() == 3
+    members, depth = (first.shape[0], first.shape[1]) if batched else (1, first.shape[-1] if first.dim() else 0)
+    columns, distances, normed, addresses = [depth], [], [], []
+    row: tuple[int, ...]
+    for i, layer in enumerate(layers):
+        weight, bias, scale, shift = layer
+        if not is_plain(weight) or weight.dim() != (3 if batched else 2):
+            raise _not_covered(layers, i)
+        if batched:
+            size, row = weight.shape[2], (members, 1, weight.shape[2])
+            fits, of_weight = weight.shape == (members, depth, size), weight.stride()
+        else:
+            size = weight.shape[0]
+            (of_column, of_row), row, fits = weight.stride(), (size,), weight.shape[1] == depth
+            of_weight = 0, of_row, of_column
+        has_norm = scale is not None
+        for one in (bias, scale, shift) if has_norm else (bias,):
+            fits = fits and is_plain(one) and one.shape == row and one.is_contiguous()
+        if not fits or (shift is not None) != has_norm or (has_norm and i == len(layers) - 1):
+            raise _not_covered(layers, i)
+        if not (0 < depth <= WIDEST and 0 < size <= WIDEST and members):
+            raise NotCovered(
+                f"Members must be at least 1 and columns from 1 to {WIDEST}, but {tuple(weight.shape)} was given."
+            )
+        depth = size
+        columns.append(size)
+        distances.append(of_weight)
+        normed.append(has_norm)
+        addresses += [0 if one is None else address_of(one) for one in layer]
+    return Shape(batched, members, tuple(columns), tuple(distances), tuple(normed)), addresses  # type: ignore[arg-type]
+
+
+def _not_covered(layers: Sequence[Layer], i: int) -> NotCovered:
+    return NotCovered(
+        f"The parameters of layer {i} (weight, bias, scale, shift) must be float32, on the CPU and fit the layer below, but "
+        f"{'; '.join(map(describe, layers[i]))} was given."
     )
-
-
-class _Layer(NamedTuple):
-    """Parameters of one layer; its weight as ``(K, in, out)``, or as an ``nn.Linear`` has it."""
-
-    weight: th.Tensor
-    bias: th.Tensor
-    scale: th.Tensor | None = None
-    shift: th.Tensor | None = None
-
-
-def _batched(weight: th.Tensor) -> th.Tensor:
-    return weight if weight.dim() == 3 else weight.detach().t().unsqueeze(0)
 
 
 class FusedMLP:
     """
     MLP of K members: linear, GELU and, where scale and shift are given, LayerNorm; the last layer is linear.
 
-    :param layers: of each layer the weight, shape ``(K, in, out)``, or ``(out, in)`` as ``nn.Linear`` has it; the bias,
-        shape ``(K, 1, out)`` or ``(out,)``; and of hidden layers with LayerNorm scale and shift, shape ``(K, 1, out)``
+    Parameters are checked at each call, for they can be exchanged (``parameter.data = ...``).
+
+    :param layers: of each layer the parameters, see :class:`sb3_flow.flow.mlp.Layer`
     """
 
     def __init__(self, layers: Sequence[Sequence[th.Tensor]]) -> None:
         self.parameters = list(chain.from_iterable(layers))
-        self.layers = [_Layer(*layer) for layer in layers]
-        self.weights = [_batched(layer.weight) for layer in self.layers]
+        self.layers = [Layer(*layer) for layer in layers]
 
     def __call__(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
         """
         :param inputs: shape ``(B, in)``, shared by all members
         :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
         :return: shape ``(K, B, out)``
+        :raises NotCovered: if the kernels cannot read the parameters
+        :raises ValueError: if they cannot read the inputs
         """
         if not th.is_grad_enabled():
-            return _Forward(self.layers, self.weights, len(inputs))(inputs)
+            return _Forward(self.layers, _rows("inputs", inputs))(inputs)
         parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
         return _FusedMLP.apply(self, inputs, *parameters)  # type: ignore[no-any-return]
 
     def bind(self, features: th.Tensor) -> "_Forward":
         """
-        Close the network over the first of its inputs, without gradients: calls of the result share their memory and the
-        first layer's product with the features.
+        Close the network, of one member and with the weights that it has now, over the first of its inputs, without gradients:
+        calls of the result share their memory and the first layer's product with the features.
 
         :param features: shape ``(B, features_dim)``
         :return: the network as a function of the other inputs
+        :raises NotCovered: if the kernels cannot read the parameters
+        :raises ValueError: if they cannot read the features
         """
-        features_dim = features.shape[1]
-        first, *others = self.weights
-        start = th.addmm(self.layers[0].bias, features.detach(), first[0, :features_dim])
-        weights = [weight.contiguous() for weight in (first[:, features_dim:], *others)]  # rather than in every call
-        return _Forward(self.layers, weights, len(features), start=start)
+        batch, (shape, _) = _rows("features", features), read(self.layers)
+        if shape.is_batched or not 0 < features.shape[1] < shape.columns[0]:
+            raise ValueError(
+                f"`features` must be some of the {shape.columns[0]} inputs of one network, but {features.shape[1]} of"
+                f" {tuple(self.layers[0].weight.shape)} was given."
+            )
+        with th.no_grad():
+            first = self.layers[0].weight[:, : features.shape[1]]
+            start = th.addmm(self.layers[0].bias, features, first.t())
+            # Copies: contiguous ones need no further copy in each call, and nobody exchanges or frees them
+            weights = [layer.weight.t() for layer in self.layers]
+            weights[0] = weights[0][features.shape[1] :]
+            layers = [
+                Layer(weight.clone(memory_format=th.contiguous_format)[None], layer.bias.clone()[None, None])
+                for weight, layer in zip(weights, self.layers, strict=True)
+            ]
+        return _Forward(layers, batch, start=start)
 
 
-class _Hidden(NamedTuple):
-    """Addresses of what a hidden layer leaves for the backward pass: product, what became of it, statistics of LayerNorm."""
-
-    z: int
-    out: int
-    statistics: int
+def _rows(name: str, inputs: th.Tensor) -> int:
+    if not is_plain(inputs) or inputs.dim() != 2 or not inputs.numel():
+        raise ValueError(f"`{name}` must be float32 rows on the CPU, at least one of them, but {describe(inputs)} was given.")
+    return len(inputs)
 
 
 class _Forward:
     """
-    Forward pass of a network, any number of times in the same memory.
+    Forward pass of a network, any number of times in the same memory, one after the other.
 
     :param layers: of the network
-    :param weights: of each layer, shape ``(K, in, out)``; those of its inputs that ``start`` stands for are left out
     :param batch: rows of the inputs
-    :param keeps_z: keep the products of all layers for the backward pass; otherwise layers share their memory
-    :param keeps_out: keep all layers' inputs, for the gradients of the weights; otherwise they do so
+    :param keeps_z: see :class:`sb3_flow.flow.plans.ForwardPlan`
+    :param keeps_out: likewise
     :param start: what the first layer's product is added to instead of the bias, shape ``(B, out)``
     """
 
     def __init__(
         self,
-        layers: Sequence[_Layer],
-        weights: Sequence[th.Tensor],
+        layers: Sequence[Layer],
         batch: int,
         keeps_z: bool = False,
         keeps_out: bool = False,
         start: th.Tensor | None = None,
     ) -> None:
-        members, _, size = weights[-1].shape
-        self._input_shape, self._result_shape = (batch, weights[0].shape[1]), (members, batch, size)
-        self._result = kernels.INPUT + kernels.FORWARD * (len(layers) - 1) + kernels.PRODUCT
+        self.shape, parameters = read(layers)
+        columns = self.shape.columns
+        self.input_shape, self.result_shape = (batch, columns[0]), (self.shape.members, batch, columns[-1])
+        if start is not None:
+            check("start", start, (batch, columns[1]))
+        self._settings = self.shape, batch, keeps_z, keeps_out, start is not None, th.get_num_threads()
+        self._plan = plan_forward(*self._settings, None)
+        memory, self._arrays = self._plan.memory.allocate(layers[0].weight)
+        self._rest = [0 if start is None else address_of(start), *parameters, *self._arrays]
+        self._kept, self._lock = (layers, start, memory), Lock()  # the kernels know addresses only
 
-        # Layers share memory only if they are of one width: threads are at different layers at a time
-        widths = [weight.shape[2] for weight in weights[:-1]]
-        keys = [
-            [(name, i if kept else width) for name, kept in (("z", keeps_z), ("out", keeps_out), ("statistics", keeps_z))]
-            for i, width in enumerate(widths)
-        ]
-        sizes = {}
-        for (z, out, statistics), width in zip(keys, widths, strict=True):
-            sizes[z] = sizes[out] = members * batch * width
-            sizes[statistics] = 2 * members * batch
-        memory, places = allocate(weights[0], sizes)
-        self._kept = layers, weights, start, memory  # the kernels know addresses only
-        self.hidden = [_Hidden(*(places[key] for key in of_layer)) for of_layer in keys]
-
-        rows = kernels.fewer_rows(members, batch, th.get_num_threads())
-        arguments, x = [members, batch, rows, len(layers)], 0
-        for i, (layer, weight) in enumerate(zip(layers, weights, strict=True)):
-            _, depth, size = weight.shape
-            arguments += [x, batch * depth if i else 0, depth, weight.data_ptr(), *weight.stride()]
-            arguments += [layer.bias.data_ptr(), size, 0] if i or start is None else [start.data_ptr(), 0, size]
-            of_z, x, of_statistics = self.hidden[i] if i < len(widths) else (0, 0, 0)
-            arguments += [size, of_z, x, address_of(layer.scale), address_of(layer.shift), of_statistics]
-        self._elements, self._arguments = members * batch * max(widths, default=0), arguments
-        self._launch = Launch(kernels.forward, self._elements, arguments)
+    @property
+    def hidden(self) -> list[int]:
+        """Addresses of product, output and statistics of each hidden layer."""
+        return [self._arrays[number] for numbers in self._plan.hidden for number in numbers]
 
     def __call__(self, inputs: th.Tensor) -> th.Tensor:
         """
         :param inputs: shape ``(B, in)``
         :return: shape ``(K, B, out)``
         """
-        self._check_shape("inputs", inputs, self._input_shape)  # the kernels would read what is not theirs
-        inputs, result = inputs.contiguous(), inputs.new_empty(self._result_shape)
-        arguments = self._launch.arguments
-        arguments[kernels.INPUT], arguments[self._result] = inputs.data_ptr(), result.data_ptr()
-        self._launch()
+        check("inputs", inputs, self.input_shape)  # the kernels would read what is not theirs
+        inputs, result = inputs.contiguous(), inputs.new_empty(self.result_shape)
+        with self._lock:
+            self._plan.launch([0, address_of(inputs), address_of(result), *self._rest])
         return result
-
-    @staticmethod
-    def _check_shape(name: str, tensor: th.Tensor, shape: tuple[int, ...]) -> None:
-        if tensor.shape != shape:
-            raise ValueError(f"`{name}` must be of shape {shape}, but {tuple(tensor.shape)} was given.")
 
     def integrate(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
         """
@@ -170,16 +189,17 @@ class _Forward:
         :param steps: number of steps
         :return: shape ``(B, A)``
         """
-        (batch, n_inputs), size = self._input_shape, x.shape[-1]
-        self._check_shape("x", x, (batch, n_inputs - 1))
-        self._check_shape("time", time, (batch, 1))
-        self._check_shape("step", step, (batch, 1))
+        (batch, n_inputs), (members, _, size) = self.input_shape, self.result_shape
+        if members != 1 or n_inputs != size + 1:
+            raise ValueError(f"A network of 1 member and {size + 1} inputs is integrated, not {self.shape}.")
+        check("x", x, (batch, size))
+        check("time", time, (batch, 1))
+        check("step", step, (batch, 1))
         x, time, step = x.clone(memory_format=th.contiguous_format), time.contiguous(), step.contiguous()
-        inputs, velocity = x.new_empty(self._input_shape), th.empty_like(x)
-        addresses = [tensor.data_ptr() for tensor in (x, time, step)]
-        launch = Launch(kernels.integrate, self._elements, [*self._arguments, steps, size, *addresses])
-        launch.arguments[kernels.INPUT], launch.arguments[self._result] = inputs.data_ptr(), velocity.data_ptr()
-        launch()
+        inputs, velocity = x.new_empty(self.input_shape), th.empty_like(x)
+        addresses = [0, address_of(inputs), address_of(velocity), *self._rest, *map(address_of, (x, time, step))]
+        with self._lock:
+            plan_forward(*self._settings, steps).launch(addresses)
         return x
 
 
@@ -187,66 +207,71 @@ class _FusedMLP(th.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: FusedMLP, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
         learns = any(ctx.needs_input_grad[2:])
+        ctx.pass_ = _Forward(network.layers, _rows("inputs", inputs), keeps_z=True, keeps_out=learns)
         ctx.save_for_backward(inputs, *parameters)
-        ctx.network, ctx.learns = network, learns
-        ctx.pass_ = _Forward(network.layers, network.weights, len(inputs), keeps_z=True, keeps_out=learns)
+        ctx.parts, ctx.learns = [2 if layer.scale is None else 4 for layer in network.layers], learns
         return ctx.pass_(inputs)  # type: ignore[no-any-return]
 
     @staticmethod
-    @th.autograd.function.once_differentiable
     def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
         inputs, *parameters = ctx.saved_tensors
-        network, layers, (members, batch, _) = ctx.network, ctx.network.layers, grad.shape
-        lowest = 0 if ctx.needs_input_grad[1] else 1  # layer whose input needs a gradient
-        widths = [weight.shape[1] for weight in network.weights]  # of the layers' inputs
-        parts = [1 if layer.scale is None else 3 for layer in layers]
-        rows = kernels.block_rows(members)
-        shares_shapes = [(parts[i - 1], members, -(-batch // rows), width) for i, width in enumerate(widths)]
+        rest = iter(parameters)
+        layers = [Layer(*(next(rest) for _ in range(parts))) for parts in ctx.parts]
+        if th.is_grad_enabled() or not can_fuse(grad, inputs):  # a gradient of the gradient, or somebody looks in
+            return None, *_gradients_by_torch(layers, inputs, parameters, ctx.needs_input_grad[1:], grad)
+        return None, *_gradients(ctx.pass_, layers, inputs, grad, ctx.needs_input_grad[1], ctx.learns)
 
-        # Gradients of the layers' inputs, of which the kernel makes those of the products below; shares of the parameters'.
-        # Without gradients of weights every other layer shares its memory if it is of the same width.
-        keys = [("grad", i, 0) if ctx.learns else ("grad", i % 2, width) for i, width in enumerate(widths)]
-        sizes = {key: members * batch * width for key, width in zip(keys[1:], widths[1:], strict=True)}
-        sizes |= {("shares", i, 0): math.prod(shares_shapes[i]) for i in range(1, len(layers))}
-        _memory, places = allocate(grad, sizes)  # kept until the kernels have run
-        of_inputs = None if lowest else grad.new_empty(members, batch, widths[0])
-        grads = [address_of(of_inputs), *(places[key] for key in keys[1:])]
-        grad, zeros = grad.contiguous(), grad.new_zeros(max(*widths, grad.shape[2]))
-        arguments, above = [members, batch, rows, len(layers) - lowest, zeros.data_ptr()], grad.data_ptr()
-        for i in reversed(range(lowest, len(layers))):
-            weight = network.weights[i].mT
-            arguments += [above, weight.shape[1], weight.data_ptr(), *weight.stride(), grads[i], widths[i]]
-            if i:
-                hidden = ctx.pass_.hidden[i - 1]
-                arguments += [hidden.z, address_of(layers[i - 1].scale), hidden.statistics, places["shares", i, 0]]
-            else:
-                arguments += [0, 0, 0, 0]
-            above = grads[i]
-        Launch(kernels.backward, members * batch * max(widths), arguments)()
 
-        grad_inputs = None if of_inputs is None else of_inputs.sum(0)
-        if not ctx.learns:
-            return None, grad_inputs, *([None] * len(parameters))
+def _gradients_by_torch(
+    layers: Sequence[Layer],
+    inputs: th.Tensor,
+    parameters: Sequence[th.Tensor],
+    needed: Sequence[bool],
+    grad: th.Tensor,
+) -> list[th.Tensor | None]:
+    """:return: gradients of the inputs and the parameters that need one, by autograd through torch's operators"""
+    create_graph = th.is_grad_enabled()
+    with th.enable_grad():
+        if not create_graph:
+            aliases = {id(tensor): tensor.detach().requires_grad_() for tensor in (inputs, *parameters)}
+            inputs, parameters = aliases[id(inputs)], [aliases[id(tensor)] for tensor in parameters]
+            layers = [Layer(*(None if tensor is None else aliases[id(tensor)] for tensor in layer)) for layer in layers]  # type: ignore[arg-type]
+        wanted = [tensor for tensor, needs in zip((inputs, *parameters), needed, strict=True) if needs]
+        found = iter(th.autograd.grad(mlp(layers, inputs), wanted, grad, create_graph=create_graph))
+    return [next(found) if needs else None for needs in needed]
 
-        inputs = inputs.contiguous()
-        results: list[th.Tensor] = []
-        arguments = [members, batch, len(layers), zeros.data_ptr()]
-        for i, layer in enumerate(layers):
-            size = network.weights[i].shape[2]
-            x = [ctx.pass_.hidden[i - 1].out, batch * widths[i]] if i else [inputs.data_ptr(), 0]
-            if i == len(layers) - 1:
-                of_product, shares = grad.data_ptr(), [grad.data_ptr(), members, batch, size]
-            else:
-                n_parts, _, n_shares, _ = shares_shapes[i + 1]
-                of_product, shares = grads[i + 1], [places["shares", i + 1, 0], n_parts * members, n_shares, size]
-            weight = th.empty_like(layer.weight, memory_format=th.contiguous_format)
-            others = layer.bias.new_empty(parts[i], *layer.bias.shape)
-            arguments.append(weight.data_ptr())
-            if weight.dim() == 3:
-                arguments += [widths[i], size, *x, of_product, batch * size]
-            else:
-                arguments += [size, widths[i], of_product, batch * size, *x]
-            arguments += [*shares, others.data_ptr()]
-            results += [weight, *others]
-        Launch(kernels.parameter_gradients, members * batch * max(widths), arguments)()
-        return None, grad_inputs, *results
+
+def _gradients(
+    pass_: _Forward, layers: Sequence[Layer], inputs: th.Tensor, grad: th.Tensor, of_inputs: bool, learns: bool
+) -> list[th.Tensor | None]:
+    """
+    :param pass_: the forward pass, with what it left
+    :param layers: parameters of the network
+    :param inputs: of the network
+    :param grad: of the result
+    :param of_inputs: work out the gradient of the inputs
+    :param learns: work out those of the parameters
+    :return: gradients of the inputs and of each parameter, None for what is not asked for
+    """
+    shape, parameters = read(layers)
+    if shape[:3] != pass_.shape[:3]:
+        raise ValueError(f"Parameters had the shape {pass_.shape} in the forward pass, but have {shape} in the backward pass.")
+    check("inputs", inputs, pass_.input_shape)
+    check("grad", grad, pass_.result_shape)
+    plan = plan_backward(shape, len(inputs), of_inputs, learns)
+    _memory, arrays = plan.memory.allocate(grad)  # kept until the kernels have run
+    to_inputs = grad.new_empty(shape.members, *inputs.shape) if of_inputs else None
+    inputs, grad, zeros = inputs.contiguous(), grad.contiguous(), grad.new_zeros(max(shape.columns))
+    into = 0 if to_inputs is None else address_of(to_inputs)
+    addresses = [0, address_of(zeros), address_of(grad), into, address_of(inputs), *parameters, *pass_.hidden, *arrays]
+    plan.launch(addresses)
+    results: list[th.Tensor | None] = [None if to_inputs is None else to_inputs.sum(0)]
+    if plan.gradients is None:
+        return [*results, *([None] * sum(2 if layer.scale is None else 4 for layer in layers))]
+    for i, layer in enumerate(layers):
+        weight = th.empty_like(layer.weight, memory_format=th.contiguous_format)
+        others = layer.bias.new_empty(shape.parts(i), *layer.bias.shape)
+        addresses += [address_of(weight), address_of(others)]
+        results += [weight, *others]
+    plan.gradients(addresses)
+    return results

@@ -1,6 +1,7 @@
 """Networks of the flow: a velocity field and batched ensembles, initialised as in the reference implementations."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -9,12 +10,15 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.flow.activations import TanhGELU, layer_norm
-from sb3_flow.flow.fused import FusedMLP, can_fuse
+from sb3_flow.flow.activations import TanhGELU
+from sb3_flow.flow.backend import CompiledNetwork, repays_call, repays_integration
+from sb3_flow.flow.fusable import can_fuse, is_untouched
+from sb3_flow.flow.fused import FusedMLP, NotCovered
+from sb3_flow.flow.mlp import Layer, mlp
 from sb3_flow.flow.ode import Velocity
 
 
-class VelocityNetwork(nn.Module):
+class VelocityNetwork(CompiledNetwork):
     """
     Velocity field u(s, x, t) in unit time: an MLP on concat[s, x, t] with t one raw scalar.
 
@@ -51,19 +55,23 @@ class VelocityNetwork(nn.Module):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        layers: list[Any] = [(layer.weight, layer.bias) for layer in self.layers]
-        if not (isinstance(self.activation, TanhGELU) and can_fuse(features, layers[0][0])):
+        network = self.fused_linear(self.layers) if can_fuse(features) else None
+        if network is None or not (th.is_grad_enabled() or repays_integration(network, len(features))):
             return self._bind_plain(features)
-        return _FusedVelocity(features, layers, self._bind_plain)
+        return _FusedVelocity(features, network, self._bind_plain)
 
     def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
         layers: list[Any] = list(self.layers)
         first, *others = layers
-        from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
-        flow_weight = first.weight[:, self.features_dim :].t()
+        if is_untouched(first, nn.Linear):
+            from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
+            flow_weight = first.weight[:, self.features_dim :].t()
 
         def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
-            hidden = th.addmm(from_features, th.cat([x, t], dim=-1), flow_weight)
+            if is_untouched(first, nn.Linear):
+                hidden = th.addmm(from_features, th.cat([x, t], dim=-1), flow_weight)
+            else:
+                hidden = first(th.cat([features, x, t], dim=-1))
             for layer in others:
                 hidden = layer(self.activation(hidden))
             return hidden
@@ -79,34 +87,34 @@ class _FusedVelocity:
     A velocity field closed over a batch of observations, by compiled kernels where they can be used.
 
     :param features: observation features, shape ``(B, features_dim)``
-    :param layers: weight and bias of each layer
+    :param network: the compiled field
     :param bind_plain: makes the same of torch's own operators
     """
 
-    def __init__(
-        self, features: th.Tensor, layers: Sequence[Sequence[th.Tensor]], bind_plain: Callable[[th.Tensor], Velocity]
-    ) -> None:
-        self._features, self._network, self._bind_plain = features, FusedMLP(layers), bind_plain
+    def __init__(self, features: th.Tensor, network: FusedMLP, bind_plain: Callable[[th.Tensor], Velocity]) -> None:
+        self._features, self._network, self._bind_plain = features, network, bind_plain
 
     @cached_property
     def _integrand(self) -> Any:
         return self._network.bind(self._features)
 
     def __call__(self, x: th.Tensor, t: th.Tensor) -> th.Tensor:
-        if not can_fuse(x, t):
-            return self._bind_plain(self._features)(x, t)
-        if th.is_grad_enabled():
-            return self._network(th.cat([self._features, x, t], dim=-1))[0]
-        return self._integrand(th.cat([x, t], dim=-1))[0]  # type: ignore[no-any-return]
+        if can_fuse(x, t):
+            with suppress(NotCovered):
+                if th.is_grad_enabled():
+                    return self._network(th.cat([self._features, x, t], dim=-1))[0]
+                return self._integrand(th.cat([x, t], dim=-1))[0]  # type: ignore[no-any-return]
+        return self._bind_plain(self._features)(x, t)
 
     def euler(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor | None:
         """:return: :func:`sb3_flow.flow.ode.euler` in one kernel, or None if it cannot be"""
-        if th.is_grad_enabled() or not can_fuse(x, time, step):
-            return None
-        return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
+        if not th.is_grad_enabled() and can_fuse(x, time, step):
+            with suppress(NotCovered):
+                return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
+        return None
 
 
-class EnsembleMLP(nn.Module):
+class EnsembleMLP(CompiledNetwork):
     """
     K independent scalar MLPs as one batched computation, weights of shape ``(K, in, out)``.
 
@@ -141,20 +149,17 @@ class EnsembleMLP(nn.Module):
 
     def bind(self) -> Callable[[th.Tensor, bool], th.Tensor]:
         """:return: :meth:`forward` with the weights as they are now; several calls cost less than those of the module"""
-        # Iterating over a ParameterList itself costs more than a small matrix product
-        groups = [list(group._parameters.values()) for group in (self.weights, self.biases, self.scales, self.shifts)]
+        groups = [_parameters(group) for group in (self.weights, self.biases, self.scales, self.shifts)]
         *hidden_layers, last = zip_longest(*groups)
         layers: list[Any] = [*hidden_layers, last[:2]]
-        network = FusedMLP(layers) if isinstance(self.activation, TanhGELU) and can_fuse(layers[-1][0]) else None
+        network = self.fused(layers, self.activation)
 
         def ensemble(inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
-            if network is not None and can_fuse(inputs):
-                return network(inputs, frozen)
+            if network is not None and can_fuse(inputs) and (th.is_grad_enabled() or repays_call(network, len(inputs))):
+                with suppress(NotCovered):
+                    return network(inputs, frozen)
             used = [[parameter.detach() for parameter in layer] for layer in layers] if frozen else layers
-            hidden = inputs.expand(self.n_members, *inputs.shape)
-            for weight, bias, scale, shift in used[:-1]:
-                hidden = layer_norm(self.activation(th.baddbmm(bias, hidden, weight)), scale, shift)
-            return th.baddbmm(used[-1][1], hidden, used[-1][0])
+            return mlp([Layer(*layer) for layer in used], inputs, self.activation)
 
         return ensemble
 
@@ -165,3 +170,8 @@ class EnsembleMLP(nn.Module):
         :return: shape ``(K, B, 1)``
         """
         return self.bind()(inputs, frozen)
+
+
+def _parameters(group: nn.ParameterList) -> list[Any]:
+    # Iterating over a ParameterList itself costs more than a small matrix product; a parametrized one is another class
+    return list(group._parameters.values()) if type(group) is nn.ParameterList else list(group)

@@ -124,6 +124,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         offline_fraction: float | None = None,
         sampling: str = "transition",
         storage: str = "cpu",
+        backend: str = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -175,6 +176,7 @@ class FMQ(OfflineToOnlineAlgorithm):
             offline_fraction=offline_fraction,
             sampling=sampling,
             storage=storage,
+            backend=backend,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
@@ -330,10 +332,10 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def _policy_arguments(self) -> dict[str, Any]:
         names = (
-            *("horizon_length", "execution_horizon", "n_candidates", "sampler", "search", "distillation", "lsd_gradient"),
+            *("execution_horizon", "n_candidates", "sampler", "search", "distillation", "lsd_gradient"),
             *("warmup_steps", "anneal_end_step"),
         )
-        return {name: getattr(self, name) for name in names}
+        return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
 from sb3_flow.common.spaces import channels_first
@@ -160,6 +161,7 @@ class FlowMapPolicy(GenerativePolicy):
         super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, **kwargs)
         if distillation not in DISTILLATIONS:
             raise ValueError(f"`distillation` must be one of {DISTILLATIONS}, but {distillation!r} was given.")
+        check_minimum(1, n_sampling_steps=n_sampling_steps)
         self.fourier_dim = fourier_dim
         self.q_aggregation = q_aggregation
         self.distillation = distillation
@@ -172,6 +174,7 @@ class FlowMapPolicy(GenerativePolicy):
         self._build(lr_schedule)
         if n_critics:
             self.anchor: FlowMapActor = self._frozen_actor()
+        self.set_backend(self.backend)
         # a tensor: an update is a function of tensors
         self.register_buffer("n_steps", th.zeros(()))
 
@@ -202,6 +205,8 @@ class FlowMapPolicy(GenerativePolicy):
         unknown = sorted(set(search) - set(SEARCH))
         if unknown:
             raise ValueError(f"`search` knows {sorted(SEARCH)}, but {unknown} was given.")
+        check_minimum(1, **{name: search[name] for name in ("beam_width", "branches") if name in search})
+        check_minimum(0, iterations=search.get("iterations", 0))
         self.sampler = sampler
         self.search = {**self.search, **search}
 
@@ -331,9 +336,11 @@ class FlowMapPolicy(GenerativePolicy):
         :param seed: seed of windows, noise and times
         :param progress_bar: show one
         :return: the policy
-        :raises ValueError: if the dataset does not fit the policy
+        :raises ValueError: if the dataset does not fit the policy, or ``batch_size`` is not at least 1
         :raises FloatingPointError: if the loss is not finite
         """
+        check_minimum(1, batch_size=batch_size)
+        check_minimum(0, gradient_steps=gradient_steps)
         buffer = TrajectoryReplayBuffer(
             *(1, self.observation_space, self.action_space, self.device),
             horizon_length=self.horizon_length,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from sb3_flow.compiled import inlined
+from sb3_flow.kernels.arguments import LAYER_NORM_EPS
 from sb3_flow.kernels.panels import apart, dot, on_stack, sum_of
 
-LAYER_NORM_EPS = np.float32(1e-6)
-
 _float = np.float32
+_EPS = _float(LAYER_NORM_EPS)
 _ZERO, _HALF, _ONE, _THREE, _FIVE = _float(0.0), _float(0.5), _float(1.0), _float(3.0), _float(5.0)
 _SQRT_2_OVER_PI, _CUBIC = _float(0.7978845608028654), _float(0.044715)
 # Rational approximation of tanh, odd degree 13 over even degree 6, exact to 4e-7 everywhere (as Eigen and XLA use it);
@@ -123,7 +123,7 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # 
         m = sum_of(centred, size) * inverse
         for j in range(size):
             centred[j] -= m
-        r = _ONE / np.sqrt(dot(centred, centred, size) * inverse + LAYER_NORM_EPS)
+        r = _ONE / np.sqrt(dot(centred, centred, size) * inverse + _EPS)
         means[row] = m
         roots[row] = r
         for j in range(size):

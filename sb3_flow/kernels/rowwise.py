@@ -5,12 +5,13 @@ from one layer to the next, and threads need not wait for each other between lay
 Activations have shape ``(K, B, size)`` for K independent members, parameters ``(K, ...)``; all are float32, C-contiguous,
 given by addresses, and outputs overlap no input.
 
-A kernel is a C function of one pointer, ``void kernel(int64_t *arguments)``: a counter that starts at 0, then what the
-kernel's description lists. It takes tasks off the counter until none is left, so any number of threads may call it on the
-same arguments, whoever owns them; results do not depend on how many do.
+A kernel is a C function of one pointer, ``void kernel(int64_t *arguments)``, to a block that :mod:`sb3_flow.kernels.arguments`
+declares. It takes tasks off the counter until none is left, so any number of threads may call it on the same arguments,
+whoever owns them; results do not depend on how many do.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -19,12 +20,27 @@ from numba.extending import intrinsic
 
 from sb3_flow.compiled import c_function, inlined
 from sb3_flow.kernels.activations import gelu_backward, gelu_forward, gelu_layer_norm_backward, gelu_layer_norm_forward
+from sb3_flow.kernels.arguments import (
+    COUNTER,
+    BackwardHead,
+    BackwardLayer,
+    ForwardHead,
+    ForwardLayer,
+    GradientsHead,
+    GradientsLayer,
+    Integration,
+    places,
+)
 from sb3_flow.kernels.panels import TILE_ROWS, apart, pointer, product
 
-FORWARD, BACKWARD, GRADIENTS = 16, 12, 12
-"""Arguments per layer."""
-INPUT, PRODUCT = 5, 11
-"""Where the arguments of :func:`forward` name the first layer's input, and a layer its product."""
+_FIRST = COUNTER + 1
+_forward_head, _forward_layer = places(ForwardHead, _FIRST), places(ForwardLayer)
+_integration = places(Integration)
+_backward_head, _backward_layer = places(BackwardHead, _FIRST), places(BackwardLayer)
+_gradients_head, _gradients_layer = places(GradientsHead, _FIRST), places(GradientsLayer)
+_FORWARD, _BACKWARD, _GRADIENTS = len(_forward_layer), len(_backward_layer), len(_gradients_layer)
+_FIRST_FORWARD, _FIRST_BACKWARD = _FIRST + len(_forward_head), _FIRST + len(_backward_head)
+_FIRST_GRADIENTS = _FIRST + len(_gradients_head)
 
 PART = 22 * TILE_ROWS
 """Rows of a gradient that a thread works out at a time."""
@@ -52,47 +68,58 @@ def fewer_rows(members: int, batch: int, threads: int) -> int:
     return min(block_rows(members), max(4 * TILE_ROWS, -(-members * batch // threads)))
 
 
+class Kernel(NamedTuple):
+    """A kernel and the parts of its argument block: the head, a part for each layer, and the end if there is one."""
+
+    code: c_function
+    head: type
+    layer: type
+    end: type | None
+
+
+def _kernel(head: type, layer: type, end: type | None = None) -> Callable[[Callable[[Any], None]], Kernel]:
+    return lambda function: Kernel(c_function(function), head, layer, end)
+
+
 @inlined()
 def _evaluate(arguments, k, first, rows):  # type: ignore[no-untyped-def]
     """Rows of a member, through all layers; the arguments are those of :func:`forward`."""
     apart()
-    members, batch, layers, at = arguments[1], arguments[2], arguments[4], INPUT
+    members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
+    layers, at = arguments[_forward_head.layers], _FIRST_FORWARD
     row = k * batch + first
     for layer in range(layers):
-        depth, size = arguments[at + 2], arguments[at + 10]
-        z = arguments[at + PRODUCT] + 4 * row * size
+        depth, size = arguments[at + _forward_layer.depth], arguments[at + _forward_layer.size]
+        x, x_member = arguments[at + _forward_layer.input], arguments[at + _forward_layer.input_member]
+        w, w_member = arguments[at + _forward_layer.weights], arguments[at + _forward_layer.weights_member]
+        start, start_member = arguments[at + _forward_layer.start], arguments[at + _forward_layer.start_member]
+        start_row = arguments[at + _forward_layer.start_row]
+        z = arguments[at + _forward_layer.product] + 4 * row * size
         product(
-            *(arguments[at] + 4 * (k * arguments[at + 1] + first * depth), depth, 1),
-            *(arguments[at + 3] + 4 * k * arguments[at + 4], arguments[at + 5], arguments[at + 6]),
-            *(arguments[at + 7] + 4 * (k * arguments[at + 8] + first * arguments[at + 9]), arguments[at + 9]),
+            *(x + 4 * (k * x_member + first * depth), depth, 1),
+            *(w + 4 * k * w_member, arguments[at + _forward_layer.weights_row], arguments[at + _forward_layer.weights_column]),
+            *(start + 4 * (k * start_member + first * start_row), start_row),
             *(z, rows, depth, size),
         )
         if layer < layers - 1:
-            out, scale, shift = pointer(arguments[at + 12] + 4 * row * size), arguments[at + 13], arguments[at + 14]
+            out = pointer(arguments[at + _forward_layer.output] + 4 * row * size)
+            scale, shift = arguments[at + _forward_layer.scale], arguments[at + _forward_layer.shift]
             if scale == 0:
                 gelu_forward(pointer(z), out, rows, size)
             else:
-                means, parameters = arguments[at + 15] + 4 * row, 4 * k * size
+                means, parameters = arguments[at + _forward_layer.statistics] + 4 * row, 4 * k * size
                 gelu_layer_norm_forward(
                     *(pointer(z), pointer(scale + parameters), pointer(shift + parameters), out),
                     *(pointer(means), pointer(means + 4 * members * batch), rows, size),
                 )
-        at += FORWARD
+        at += _FORWARD
 
 
-@c_function
+@_kernel(ForwardHead, ForwardLayer)
 def forward(arguments):  # type: ignore[no-untyped-def]
-    """
-    Layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm. K; B; rows of a
-    block; layers; and of each layer
-
-    - input: address, distance of members (0 if they share it), size;
-    - weights: address, distances of members, rows and columns;
-    - start that the product is added to: address, distances of members and rows (0 for a bias);
-    - size of the output; addresses of the product, of what becomes of it, of scale and shift, of statistics, shape
-      ``(2, K, B)``.
-    """
-    members, batch, block = arguments[1], arguments[2], arguments[3]
+    """Layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
+    members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
+    block = arguments[_forward_head.block]
     blocks = (batch + block - 1) // block
     while True:
         task = _take(arguments)
@@ -102,23 +129,22 @@ def forward(arguments):  # type: ignore[no-untyped-def]
         _evaluate(arguments, task // blocks, first, min(block, batch - first))
 
 
-@c_function
+@_kernel(ForwardHead, ForwardLayer, Integration)
 def integrate(arguments):  # type: ignore[no-untyped-def]
-    """
-    Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t. The arguments of
-    :func:`forward`; then the number of steps, the size of x, and addresses of x, shape ``(B, size)``, which is changed in
-    place, of the times at the start and of h, shape ``(B,)``.
-    """
-    batch, block, last = arguments[2], arguments[3], INPUT + FORWARD * arguments[4]
-    steps, size = arguments[last], arguments[last + 1]
+    """Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
+    batch, block = arguments[_forward_head.batch], arguments[_forward_head.block]
+    end = _FIRST_FORWARD + _FORWARD * arguments[_forward_head.layers]
+    steps, size = arguments[end + _integration.steps], arguments[end + _integration.size]
     while True:
         first = _take(arguments) * block
         if first >= batch:
             break
         rows = min(block, batch - first)
-        x, inputs = pointer(arguments[last + 2] + 4 * first * size), pointer(arguments[INPUT] + 4 * first * (size + 1))
-        velocity = pointer(arguments[last - FORWARD + PRODUCT] + 4 * first * size)
-        time, step = pointer(arguments[last + 3] + 4 * first), pointer(arguments[last + 4] + 4 * first)
+        x = pointer(arguments[end + _integration.x] + 4 * first * size)
+        inputs = pointer(arguments[_FIRST_FORWARD + _forward_layer.input] + 4 * first * (size + 1))
+        velocity = pointer(arguments[end - _FORWARD + _forward_layer.product] + 4 * first * size)
+        time = pointer(arguments[end + _integration.time] + 4 * first)
+        step = pointer(arguments[end + _integration.step] + 4 * first)
         for i in range(steps):
             for b in range(rows):
                 for j in range(size):
@@ -130,47 +156,46 @@ def integrate(arguments):  # type: ignore[no-untyped-def]
                     x[b * size + j] += step[b] * velocity[b * size + j]
 
 
-@c_function
+@_kernel(BackwardHead, BackwardLayer)
 def backward(arguments):  # type: ignore[no-untyped-def]
     """
     Gradients of :func:`forward`, from the last layer to the first; those of weights are left out, they are products of what
-    this leaves behind. K; B; rows of a block; layers; zeros, as many as the widest input; and of each layer
-
-    - gradient of its product: address, size;
-    - transposed weights: address, distances of members, rows and columns;
-    - gradient of its input, which is turned into that of the product of the layer below: address, size;
-    - of the layer below (0 if there is none) addresses of its product, of its scale (or 0), of statistics and of shares of
-      the gradients of bias (and of scale and shift), shape ``(1 or 3, K, blocks, size)``, to be summed over blocks.
+    this leaves behind.
     """
-    members, batch, block, layers, zeros = arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]
+    members, batch = arguments[_backward_head.members], arguments[_backward_head.batch]
+    block, layers = arguments[_backward_head.block], arguments[_backward_head.layers]
+    zeros = arguments[_backward_head.zeros]
     blocks = (batch + block - 1) // block
     while True:
         task = _take(arguments)
         if task >= members * blocks:
             break
         k, first = task // blocks, (task % blocks) * block
-        row, rows, at = k * batch + first, min(block, batch - first), 6
+        row, rows, at = k * batch + first, min(block, batch - first), _FIRST_BACKWARD
         for _ in range(layers):
-            size, below = arguments[at + 1], arguments[at + 7]
-            grad = arguments[at + 6] + 4 * row * below
+            size, below = arguments[at + _backward_layer.size], arguments[at + _backward_layer.size_below]
+            w, w_member = arguments[at + _backward_layer.weights], arguments[at + _backward_layer.weights_member]
+            w_row, w_column = arguments[at + _backward_layer.weights_row], arguments[at + _backward_layer.weights_column]
+            grad = arguments[at + _backward_layer.grad_below] + 4 * row * below
             product(
-                *(arguments[at] + 4 * row * size, size, 1),
-                *(arguments[at + 2] + 4 * k * arguments[at + 3], arguments[at + 4], arguments[at + 5]),
+                *(arguments[at + _backward_layer.grad] + 4 * row * size, size, 1),
+                *(w + 4 * k * w_member, w_row, w_column),
                 *(zeros, 0, grad, rows, size, below),
             )
-            if arguments[at + 8] != 0:
-                z, scale = pointer(arguments[at + 8] + 4 * row * below), arguments[at + 9]
-                shares, a_third = arguments[at + 11] + 4 * task * below, 4 * members * blocks * below
+            if arguments[at + _backward_layer.product_below] != 0:
+                z = pointer(arguments[at + _backward_layer.product_below] + 4 * row * below)
+                scale = arguments[at + _backward_layer.scale_below]
+                shares, a_third = arguments[at + _backward_layer.shares] + 4 * task * below, 4 * members * blocks * below
                 if scale == 0:
                     gelu_backward(z, pointer(grad), pointer(shares), rows, below)
                 else:
-                    means = arguments[at + 10] + 4 * row
+                    means = arguments[at + _backward_layer.statistics_below] + 4 * row
                     gelu_layer_norm_backward(
                         *(z, pointer(scale + 4 * k * below), pointer(means), pointer(means + 4 * members * batch)),
                         *(pointer(grad), pointer(shares), pointer(shares + a_third), pointer(shares + 2 * a_third)),
                         *(rows, below),
                     )
-            at += BACKWARD
+            at += _BACKWARD
 
 
 @inlined()
@@ -185,37 +210,37 @@ def _sum_shares(shares, total, rows, blocks, size):  # type: ignore[no-untyped-d
                 total[i * size + j] += shares[(i * blocks + b) * size + j]
 
 
-@c_function
+@_kernel(GradientsHead, GradientsLayer)
 def parameter_gradients(arguments):  # type: ignore[no-untyped-def]
-    """
-    Gradients of parameters from what :func:`forward` and :func:`backward` leave. K; B; layers; zeros, as many as the widest
-    layer; and of each layer
-
-    - gradient of its weights, shape ``(K, rows, columns)``: address, rows, columns;
-    - the two arrays whose product over the minibatch it is, of shapes ``(K, B, rows)`` and ``(K, B, columns)``: address and
-      distance of members;
-    - shares of other gradients: address, rows, blocks, size, and the address of their sums over blocks.
-    """
-    members, batch, layers, zeros = arguments[1], arguments[2], arguments[3], arguments[4]
+    """Gradients of parameters from what :func:`forward` and :func:`backward` leave."""
+    members, batch = arguments[_gradients_head.members], arguments[_gradients_head.batch]
+    layers, zeros = arguments[_gradients_head.layers], arguments[_gradients_head.zeros]
     while True:
-        task, layer, at = _take(arguments), 0, 5
+        task, layer, at = _take(arguments), 0, _FIRST_GRADIENTS
         while layer < layers:
-            blocks = (arguments[at + 1] + PART - 1) // PART
+            blocks = (arguments[at + _gradients_layer.rows] + PART - 1) // PART
             if task <= members * blocks:
                 break
-            task, layer, at = task - members * blocks - 1, layer + 1, at + GRADIENTS
+            task, layer, at = task - members * blocks - 1, layer + 1, at + _GRADIENTS
         if layer == layers:
             break
-        rows, columns = arguments[at + 1], arguments[at + 2]
+        rows, columns = arguments[at + _gradients_layer.rows], arguments[at + _gradients_layer.columns]
         if task == members * blocks:
+            shares, of_others = arguments[at + _gradients_layer.shares], arguments[at + _gradients_layer.of_others]
+            share_rows, share_blocks = (
+                arguments[at + _gradients_layer.share_rows],
+                arguments[at + _gradients_layer.share_blocks],
+            )
             _sum_shares(
-                *(pointer(arguments[at + 7]), pointer(arguments[at + 11])),
-                *(arguments[at + 8], arguments[at + 9], arguments[at + 10]),
+                pointer(shares), pointer(of_others), share_rows, share_blocks, arguments[at + _gradients_layer.share_size]
             )
         else:
             k, first = task // blocks, (task % blocks) * PART
+            left, left_member = arguments[at + _gradients_layer.left], arguments[at + _gradients_layer.left_member]
+            right, right_member = arguments[at + _gradients_layer.right], arguments[at + _gradients_layer.right_member]
             product(
-                *(arguments[at + 3] + 4 * (k * arguments[at + 4] + first), 1, rows),
-                *(arguments[at + 5] + 4 * k * arguments[at + 6], columns, 1, zeros, 0),
-                *(arguments[at] + 4 * (k * rows + first) * columns, min(PART, rows - first), batch, columns),
+                *(left + 4 * (k * left_member + first), 1, rows),
+                *(right + 4 * k * right_member, columns, 1, zeros, 0),
+                *(arguments[at + _gradients_layer.of_weights] + 4 * (k * rows + first) * columns,),
+                *(min(PART, rows - first), batch, columns),
             )

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
 from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, beam_search, best_of_n, euler_forward
 
@@ -69,7 +70,7 @@ class PartialActionValue(EnsembleValue):
 
     def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         """:return: the members' Q(s, a) = V(s, a, 1), as SB3's critics: one tensor of shape ``(B, 1)`` each"""
-        return tuple(self.value(observation)(actions, actions.new_ones(len(actions), 1)))
+        return tuple(self.value(observation)(actions, th.ones_like(actions[:, :1])))
 
 
 class RQLPolicy(GenerativePolicy):
@@ -119,10 +120,12 @@ class RQLPolicy(GenerativePolicy):
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, **kwargs)
+        check_minimum(1, flow_steps=flow_steps, n_critics=n_critics)
         self.flow_steps = flow_steps
         self.set_evaluation_mode(evaluation_mode)
         self._build(lr_schedule)
         self.actor_ema = self._frozen_actor()
+        self.set_backend(self.backend)
 
     def _actor_arguments(self) -> dict[str, Any]:
         return {"flow_steps": self.flow_steps}
@@ -175,7 +178,7 @@ class RQLPolicy(GenerativePolicy):
         n_times, batch_size, n, _ = points.shape
         features = self.critic.features(observation)[None, :, None].expand(n_times, -1, n, -1)
         inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)
-        return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(-1, n_times, batch_size, n)
+        return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(self.n_critics, n_times, batch_size, n)
 
     def _critic(self, observation: PyTorchObs) -> Critic:
         """:return: values V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``"""
@@ -184,7 +187,7 @@ class RQLPolicy(GenerativePolicy):
         def critic(actions: th.Tensor) -> th.Tensor:
             rows = actions.shape[:-1]
             inputs = th.cat([features.expand(*rows, -1), actions, th.ones_like(actions[..., :1])], dim=-1)
-            return self.critic.ensemble(inputs.flatten(0, 1), frozen=True).view(-1, *rows)
+            return self.critic.ensemble(inputs.flatten(0, 1), frozen=True).view(self.n_critics, *rows)
 
         return critic
 

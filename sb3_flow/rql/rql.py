@@ -105,6 +105,7 @@ class RQL(OfflineToOnlineAlgorithm):
         offline_fraction: float | None = None,
         sampling: str = "trajectory",
         storage: str = "cpu",
+        backend: str = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -144,6 +145,7 @@ class RQL(OfflineToOnlineAlgorithm):
             offline_fraction=offline_fraction,
             sampling=sampling,
             storage=storage,
+            backend=backend,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
@@ -247,8 +249,8 @@ class RQL(OfflineToOnlineAlgorithm):
         return [self.actor.optimizer, self.critic.optimizer] if self.objective == "rql" else [self.actor.optimizer]
 
     def _policy_arguments(self) -> dict[str, Any]:
-        names = ("horizon_length", "flow_steps", "n_critics", "evaluation_mode", "n_candidates")
-        return {name: getattr(self, name) for name in names}
+        names = ("flow_steps", "n_critics", "evaluation_mode", "n_candidates")
+        return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

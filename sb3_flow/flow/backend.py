@@ -1,0 +1,104 @@
+"""Whether networks of the flow are computed by compiled kernels or by torch's own operators."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch as th
+from torch import nn
+
+from sb3_flow.compiled import unavailable
+from sb3_flow.flow import launch
+from sb3_flow.flow.activations import TanhGELU
+from sb3_flow.flow.fusable import is_untouched, nothing_looks_in
+from sb3_flow.flow.fused import FusedMLP
+
+
+def threads_without_kernels() -> str | None:
+    """
+    :return: why compiled networks, which then have one thread, should not stand in for torch's operators; None if they may
+    """
+    if launch._parallel is None and th.get_num_threads() > 1:
+        return f"torch runs {th.get_num_threads()} threads here, which compiled networks cannot share: torch has no GNU OpenMP"
+    return None
+
+
+def not_covered(policy: nn.Module) -> str | None:
+    """
+    :param policy: module with networks of the flow
+    :return: why compiled kernels would not compute them, a part of a sentence; None if they would
+    """
+    for network in compiled_networks(policy):
+        parameter = next(network.parameters())
+        if parameter.device.type != "cpu":
+            return f"the networks are on {parameter.device}"
+        if parameter.dtype != th.float32:
+            return f"parameters are {parameter.dtype}"
+        if not is_untouched(network.activation, TanhGELU):  # type: ignore[arg-type]
+            return f"the activation is {type(network.activation).__name__}, not TanhGELU"
+    return threads_without_kernels()
+
+
+LITTLE_WORK, FEW_ROWS = 300_000, 4
+"""Weights times rows, and rows, of a call without gradients that are left to torch's operators."""
+FEW_POINTS, MANY_WEIGHTS = 8, 600_000
+"""Points that are integrated by torch's operators in networks of more weights."""
+
+
+def repays_call(network: FusedMLP, rows: int) -> bool:
+    """
+    Say whether one call of a compiled network without gradients is faster than torch's operators. The rules are fixed ones in
+    the sizes, so that a run can be repeated; fitted to ``tests/benchmarks/backend_choice_flow.py``.
+
+    :param network: what would be called
+    :param rows: of its input
+    :return: whether there is enough to multiply to repay the launch of a kernel
+    """
+    return rows >= FEW_ROWS and rows * _weights(network) >= LITTLE_WORK
+
+
+def repays_integration(network: FusedMLP, rows: int) -> bool:
+    """
+    As :func:`repays_call`, of an integration: one kernel takes all steps, but weights are copied first.
+
+    :param network: the velocity field
+    :param rows: points
+    :return: whether it is faster than torch's operators
+    """
+    return rows >= FEW_POINTS or _weights(network) <= MANY_WEIGHTS
+
+
+def _weights(network: FusedMLP) -> int:
+    return sum(layer.weight.numel() for layer in network.layers)
+
+
+def compiled_networks(module: nn.Module) -> "list[CompiledNetwork]":
+    """:return: the networks in a module that have compiled twins"""
+    return [part for part in module.modules() if isinstance(part, CompiledNetwork)]
+
+
+class CompiledNetwork(nn.Module):
+    """
+    A network that compiled kernels compute where they can; elsewhere torch's own operators give the same numbers.
+
+    ``native`` says whether they may; by default they may wherever machine code can be made.
+    """
+
+    native: bool = True
+
+    def fused(self, layers: Sequence[Sequence[th.Tensor]], activation: nn.Module) -> FusedMLP | None:
+        """
+        :param layers: parameters of each layer
+        :param activation: of the hidden layers
+        :return: the compiled network; None if it may not be used now, or does not compute this
+        """
+        can_run = unavailable() is None and threads_without_kernels() is None
+        if not (self.native and can_run and is_untouched(activation, TanhGELU) and nothing_looks_in()):
+            return None
+        return FusedMLP(layers)
+
+    def fused_linear(self, layers: Iterable[nn.Module]) -> FusedMLP | None:
+        """:return: :meth:`fused` of ``nn.Linear`` layers, which hooks, parametrizations or exchanged ones rule out"""
+        linear: list[Any] = list(layers)
+        if not all(is_untouched(layer, nn.Linear) and layer.bias is not None for layer in linear):
+            return None
+        return self.fused([(layer.weight, layer.bias) for layer in linear], self.activation)  # type: ignore[arg-type]

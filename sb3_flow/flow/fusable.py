@@ -1,0 +1,73 @@
+"""
+Where compiled networks may stand in for torch's own operators: where nothing can be looking into them.
+
+Tracing, exporting and transforming see operators, hooks see modules; a kernel shows neither. Private names of torch in use,
+checked with torch 2.13: ``torch._C._functorch.peek_interpreter_stack``, ``torch._C._is_tracing``, the lengths of the stacks of
+modes, ``forward_ad._current_level``, ``Tensor._is_zerotensor``, ``torch._C._has_storage``, ``module._has_any_global_hook``.
+"""
+
+from typing import Any, TypeGuard
+
+import torch as th
+from torch import nn
+from torch.nn.modules import module as modules
+
+_PLAIN = (th.Tensor, nn.Parameter)
+
+
+def is_plain(tensor: Any) -> TypeGuard[th.Tensor]:
+    """
+    :param tensor: anything
+    :return: whether it is a float32 tensor of numbers in the CPU's memory, of no subclass: its address and strides say all
+    """
+    return (
+        type(tensor) in _PLAIN
+        and tensor.dtype is th.float32
+        and tensor.is_cpu
+        and tensor.layout is th.strided
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+        and th._C._has_storage(tensor)
+    )
+
+
+def nothing_looks_in() -> bool:
+    """
+    :return: whether torch is running operators and nothing else: no torch.compile, torch.export, tracing or ONNX export, no
+        torch.func transform, no forward-mode derivative, no mode that intercepts operators or functions, no autocast
+        (which would change the type of products), no hook on all modules
+    """
+    return not (
+        th.compiler.is_compiling()
+        or th.compiler.is_exporting()
+        or th._C._is_tracing()
+        or th._C._functorch.peek_interpreter_stack() is not None
+        or th.autograd.forward_ad._current_level >= 0
+        or th._C._len_torch_dispatch_stack()
+        or th._C._len_torch_function_stack()
+        or th.is_autocast_enabled("cpu")
+        or modules._has_any_global_hook()
+    )
+
+
+def can_fuse(*tensors: object) -> bool:
+    """
+    :param tensors: inputs of a network
+    :return: whether the compiled network may be used on them now: all are plain and none is empty, and nothing looks in
+    """
+    return nothing_looks_in() and all(is_plain(tensor) and tensor.numel() for tensor in tensors)
+
+
+def is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """
+    :param module: part of a network
+    :param kind: its class when it was built
+    :return: whether it still is that, with neither hooks nor parametrizations nor a ``forward`` of its own
+    """
+    return type(module) is kind and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )

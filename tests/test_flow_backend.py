@@ -1,0 +1,190 @@
+"""``backend`` of RQL, FMQ and their policies: what it chooses, says, saves and refuses."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch as th
+from tasks import PointEnv, collect
+
+from sb3_flow import FMQ, RQL
+from sb3_flow.common import backends
+from sb3_flow.flow import backend as flow_backend
+from sb3_flow.flow import launch
+from sb3_flow.flow.backend import compiled_networks
+from sb3_flow.fmq import FlowMapPolicy
+from sb3_flow.rql.policies import RQLPolicy
+
+SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}
+REASON = "numba cannot be used (ImportError: no such module)"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.delenv("SB3_FLOW_BACKEND", raising=False)
+    for name in ("LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"):  # nothing is too little for kernels
+        monkeypatch.setattr(flow_backend, name, 0)
+
+
+@pytest.fixture(params=[RQL, FMQ])
+def algorithm(request):
+    return request.param
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    calls, launched = [], launch.Launch.__call__
+    monkeypatch.setattr(launch.Launch, "__call__", lambda *args: (calls.append(1), launched(*args))[1])
+    return calls
+
+
+def build(algorithm, **kwargs):
+    return algorithm("MlpPolicy", PointEnv(), **{**SMALL, **kwargs})
+
+
+def without_machine_code(monkeypatch):
+    for module in (flow_backend, backends):
+        monkeypatch.setattr(module, "unavailable", lambda: REASON)
+
+
+def trained(model):
+    return model.learn_offline(collect(PointEnv(), episodes=2), 2)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_backend_computes_all_networks(algorithm, backend, launches):
+    model = trained(build(algorithm, backend=backend, batch_size=8))
+    model.predict(np.zeros((3, 2), np.float32))
+    assert bool(launches) == (backend == "native")
+    assert [network.native for network in compiled_networks(model.policy)] == [backend == "native"] * 4
+
+
+def test_both_backends_agree(algorithm):
+    models = [trained(build(algorithm, backend=backend, batch_size=8)) for backend in ("torch", "native")]
+    one, other = (model.policy.state_dict() for model in models)
+    for name, value in one.items():
+        th.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_choice_is_saved_and_can_be_changed(algorithm, tmp_path, launches):
+    for backend in ("torch", "native"):
+        build(algorithm, backend=backend).save(tmp_path / "model")
+        loaded = algorithm.load(tmp_path / "model")
+        assert (loaded.backend, loaded.policy.backend, loaded.policy.chosen_backend) == (backend,) * 3
+        other = "native" if backend == "torch" else "torch"
+        assert algorithm.load(tmp_path / "model", backend=other).policy.chosen_backend == other
+    launches.clear()
+    algorithm.load(tmp_path / "model", backend="torch").predict(np.zeros(2, np.float32))
+    assert not launches
+
+
+def test_auto_stays_what_it_was(algorithm, tmp_path, monkeypatch):
+    """A machine that can do more than the one on which the model was built does not change the model's numbers."""
+    with monkeypatch.context() as context:
+        without_machine_code(context)
+        with pytest.warns(UserWarning, match="ImportError"):
+            build(algorithm).save(tmp_path / "model")
+    loaded = algorithm.load(tmp_path / "model")
+    assert (loaded.backend, loaded.policy.chosen_backend) == ("auto", "torch")
+    assert algorithm.load(tmp_path / "model", backend="native").policy.chosen_backend == "native"
+    monkeypatch.setenv("SB3_FLOW_BACKEND", "native")
+    assert algorithm.load(tmp_path / "model").policy.chosen_backend == "native"
+
+
+def test_the_variable_replaces_auto_only(algorithm, monkeypatch):
+    monkeypatch.setenv("SB3_FLOW_BACKEND", "torch")
+    assert build(algorithm).policy.chosen_backend == "torch"
+    assert build(algorithm, backend="native").policy.chosen_backend == "native"
+    monkeypatch.setenv("SB3_FLOW_BACKEND", "fast")
+    with pytest.raises(ValueError, match="SB3_FLOW_BACKEND must be one of"):
+        build(algorithm)
+    with pytest.raises(ValueError, match="`backend` must be one of"):
+        build(algorithm, backend="fast")
+
+
+def test_verbose_says_which(algorithm, capsys):
+    build(algorithm, verbose=1)
+    assert "Using the native backend" in capsys.readouterr().out
+    build(algorithm, verbose=1, policy_kwargs={"activation_fn": th.nn.ReLU, "net_arch": [8]})
+    assert "Using the torch backend, which is slower: the activation is ReLU, not TanhGELU" in capsys.readouterr().out
+
+
+def test_without_compiled_code_auto_is_torch_and_says_so(algorithm, monkeypatch, launches, recwarn):
+    without_machine_code(monkeypatch)
+    trained(build(algorithm, batch_size=8))
+    assert any("slower: numba cannot be used" in str(warning.message) for warning in recwarn.list)
+    assert not launches
+    with pytest.raises(ValueError, match=r'`backend` is "native", but numba cannot be used'):
+        build(algorithm, backend="native")
+
+
+def test_without_torchs_threads_auto_is_torch_where_torch_has_several(monkeypatch, launches, capsys):
+    monkeypatch.setattr(launch, "_parallel", None)
+    model, threads = build(RQL), th.get_num_threads()
+    try:
+        th.set_num_threads(2)
+        assert build(RQL, verbose=1).policy.chosen_backend == "torch"
+        assert "slower: torch runs 2 threads here" in capsys.readouterr().out
+        launches.clear()
+        model.predict(np.zeros(2, np.float32))  # a model that was built before does not become slower than torch either
+        assert not launches
+        th.set_num_threads(1)
+        assert build(RQL).policy.chosen_backend == "native"
+    finally:
+        th.set_num_threads(threads)
+
+
+def test_native_is_refused_where_no_network_is_covered(algorithm):
+    with pytest.raises(ValueError, match="the activation is ReLU"):
+        build(algorithm, backend="native", policy_kwargs={"activation_fn": th.nn.ReLU})
+
+
+@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy])
+def test_a_policy_alone(policy_class, tmp_path, launches):
+    env = PointEnv()
+    spaces = env.observation_space, env.action_space, lambda progress: 1e-3
+    assert policy_class(*spaces, net_arch=[8]).chosen_backend == "native"
+    policy = policy_class(*spaces, net_arch=[8], backend="torch")
+    policy.save(tmp_path / "policy")
+    loaded = policy_class.load(tmp_path / "policy")
+    for one in (policy, loaded):
+        one.predict(np.zeros(2, np.float32))
+        assert one.chosen_backend == "torch"
+    assert not launches
+    policy.set_backend("native")
+    policy.predict(np.zeros(2, np.float32))
+    assert launches
+
+
+WITHOUT_NUMBA = """
+import sys, warnings
+sys.path[:0] = {path!r}
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+import numpy as np
+from tasks import PointEnv, collect
+from sb3_flow import FMQ, RQL
+data = collect(PointEnv(), episodes=2)
+for algorithm in (RQL, FMQ):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        model = algorithm("MlpPolicy", PointEnv(), batch_size=8, policy_kwargs={{"net_arch": [8]}}, device="cpu", verbose=1)
+    print([str(one.message) for one in caught if "slower" in str(one.message)])
+    model.learn_offline(data, 2)
+    model.learn(30)
+    print(model.predict(np.zeros(2, np.float32))[0].shape)
+    try:
+        algorithm("MlpPolicy", PointEnv(), device="cpu", backend="native")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_without_numba():
+    script = WITHOUT_NUMBA.format(path=[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))])
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("Using the torch backend, which is slower: numba cannot be used") >= 1
+    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 2
+    assert run.stdout.count("(2,)") == 2
