@@ -5,11 +5,23 @@ Arrays are time-major. A step that carries both flags counts as terminated, as i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sb3_flow.compiled import Loop, compiled
-from sb3_flow.kernels.checks import BOOL, explain_result, float_array
+from sb3_flow.kernels.checks import (
+    BOOL,
+    FLOAT32,
+    FLOAT64,
+    check_finite,
+    check_shape,
+    explain_result,
+    flag_array,
+    float_array,
+    numeric,
+    shown,
+)
 from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve, solve_in_order
 from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
 
@@ -42,15 +54,18 @@ def compute_gae(
     :return: advantages and returns, shape and dtype of ``rewards``
     :raises ValueError: if shapes or dtypes do not fit, a number that is used is not finite, or a factor is not in [0, 1]
     """
-    check_discounts(gamma, gae_lambda)
-    factors = float(gamma), float(gamma * gae_lambda)
+    factors = check_discounts(gamma, gae_lambda)
     try:
-        out = np.empty((2, *rewards.shape), rewards.dtype)  # one allocation, and one argument less to unpack
-        ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
-        arguments = rewards, values, last_values, ends, truncated, final_values
-        if _gae.call(*arguments, *factors, out):
-            return out[0], out[1]
-    except (AttributeError, TypeError):
+        dtype = rewards.dtype
+        # numba's dispatcher may take byte-swapped numbers for native ones, once it has seen an array that is not aligned
+        known = (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is dtype and last_values.dtype is dtype  # type: ignore[union-attr]
+        if known and (final_values is None or final_values.dtype is dtype):
+            out = np.empty((2, *rewards.shape), dtype)  # one allocation, and one argument less to unpack
+            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+            arguments = rewards, values, last_values, ends, truncated, final_values
+            if _gae.call(*arguments, *factors, out):
+                return out[0], out[1]
+    except Exception:  # numba's are of many kinds
         pass
     # Something needs to be converted or compiled, or is wrong
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
@@ -114,7 +129,7 @@ def compute_gae_sb3(
     :return: advantages and returns, same shape and dtype
     :raises ValueError: if shapes or dtypes do not fit, a number is not finite, or a factor is not in [0, 1]
     """
-    check_discounts(gamma, gae_lambda)
+    factors = check_discounts(gamma, gae_lambda)
     rewards = float_array("rewards", rewards)
     shape, dtype = rewards.shape, rewards.dtype
     if len(shape) != 2 or not rewards.size:
@@ -122,10 +137,10 @@ def compute_gae_sb3(
     values = float_array("values", values, shape, dtype)
     episode_starts = float_array("episode_starts", episode_starts, shape, dtype)
     last_values = float_array("last_values", last_values, shape[1:], dtype)
-    dones = float_array("dones", np.asarray(dones).astype(dtype), shape[1:], dtype)
+    dones = float_array("dones", numeric("dones", dones, "fiub").astype(dtype), shape[1:], dtype)
     advantages, returns = np.empty_like(rewards), np.empty_like(rewards)
     arrays = rewards, values, episode_starts, last_values, dones
-    if not _gae_sb3(*arrays, float(gamma), float(gamma * gae_lambda), advantages, returns):
+    if not _gae_sb3(*arrays, *factors, advantages, returns):
         names = ("rewards", "values", "episode_starts", "last_values", "dones")
         explain_result(dtype, **dict(zip(names, arrays, strict=True)))
     return advantages, returns
@@ -153,30 +168,40 @@ def batch_compute_gae(
     :return: advantages and returns, one array of shape ``(T_i,)`` per trajectory
     :raises ValueError: if numbers of trajectories or lengths differ, or as :func:`compute_gae`
     """
+    for name, given in (("rewards", rewards), ("values", values), ("last_values", last_values), ("terminated", terminated)):
+        if given is not None or name in ("rewards", "values"):
+            _check_entries(name, given, len(rewards) if name != "rewards" else None)
     n = len(rewards)
-    for name, given in (("values", values), ("last_values", last_values), ("terminated", terminated)):
-        if given is not None and len(given) != n:
-            raise ValueError(f"`{name}` must have one entry per trajectory, {n}, but {len(given)} were given.")
+    ends = (
+        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
+    )
+    following = None if last_values is None else numeric("last_values", last_values)
     if not n:
+        check_discounts(gamma, gae_lambda)
         return [], []
-    dtype = float_array("rewards[0]", rewards[0]).dtype
-    longer = int(len(values[0]) == len(rewards[0]) + 1)
+    dtype = float_array("rewards[0]", rewards[0]).dtype.newbyteorder("=")
+    rewards = [float_array(f"rewards[{i}]", r, dtype=dtype) for i, r in enumerate(rewards)]
+    values = [float_array(f"values[{i}]", v, dtype=dtype) for i, v in enumerate(values)]
+    longer = int(values[0].size == rewards[0].size + 1)
     if longer and last_values is not None:
         raise ValueError("`last_values` must be None if `values` holds the values of the last observations.")
     for i, (r, v) in enumerate(zip(rewards, values, strict=True)):
-        float_array(f"rewards[{i}]", r, (len(r),), dtype)
-        float_array(f"values[{i}]", v, (len(r) + longer,), dtype)
-        if not len(r):
-            raise ValueError(f"`rewards[{i}]` must have at least one step, but it is empty.")
-    ends = np.zeros(n, BOOL) if terminated is None else np.asarray(terminated, BOOL)
+        if r.ndim != 1 or not r.size:
+            raise ValueError(f"`rewards[{i}]` must have shape (T,), at least one step, but {r.shape} was given.")
+        check_shape(f"values[{i}]", v.shape, (r.size + longer,))
+    ends = (
+        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
+    )
     if longer:
         bootstrap = np.array([v[-1] for v in values], dtype)
-    elif last_values is not None:
-        bootstrap = np.asarray(last_values, dtype)
+    elif following is not None:
+        bootstrap = following.astype(dtype)
+        check_shape("last_values", bootstrap.shape, (n,))
     elif ends.all():
         bootstrap = np.zeros(n, dtype)
     else:
         raise ValueError("`last_values` must be given, or `values` with T + 1 entries, unless all trajectories terminate.")
+    check_finite(**{"values" if longer else "last_values": np.where(ends, 0, bootstrap)})
     # One long trajectory that is cut after each of the given ones
     last = np.cumsum([len(r) for r in rewards]) - 1
     flat = np.concatenate(rewards)
@@ -187,6 +212,14 @@ def batch_compute_gae(
         flat, flat_values, terminated=term, truncated=trunc, final_values=final, gamma=gamma, gae_lambda=gae_lambda
     )
     return np.split(advantages, last[:-1] + 1), np.split(returns, last[:-1] + 1)
+
+
+def _check_entries(name: str, given: Any, expected: int | None) -> None:
+    array = isinstance(given, np.ndarray) and given.ndim > 0
+    if not array and (not isinstance(given, Sequence) or isinstance(given, (str, bytes))):
+        raise ValueError(f"`{name}` must be a list, one entry per trajectory, but {shown(given)} was given.")
+    if expected is not None and len(given) != expected:
+        raise ValueError(f"`{name}` must have one entry per trajectory, {expected}, but {len(given)} were given.")
 
 
 @Loop

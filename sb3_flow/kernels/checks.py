@@ -11,33 +11,108 @@ from numpy.typing import ArrayLike
 Shape = tuple[int, ...]
 
 NDARRAY = np.ndarray
-FLOAT32, FLOAT64, BOOL = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.bool_)
+FLOAT32, FLOAT64, BOOL, INT64 = (np.dtype(kind) for kind in (np.float32, np.float64, np.bool_, np.int64))
 
 
-def check_range(name: str, given: float, low: float, high: float) -> None:
+def shown(given: Any) -> str:
     """
+    Show an argument in an error message.
+
+    :param given: the argument
+    :return: at most 60 characters
+    """
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 60 else f"{text[:56]} ..."
+
+
+def number(name: str, given: Any) -> float:
+    """
+    Check that an argument is a real number.
+
+    :param name: the argument's name
+    :param given: a number of Python, NumPy or torch
+    :return: the number
+    :raises ValueError: if it is none
+    """
+    kind = getattr(getattr(given, "dtype", None), "kind", "f")
+    if not isinstance(given, (str, bytes)) and kind in "fiub" and not getattr(given, "ndim", 0):
+        try:
+            return float(given)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise ValueError(f"`{name}` must be a number that fits float64, but {shown(given)} was given.")
+
+
+def check_range(name: str, given: Any, low: float, high: float) -> float:
+    """
+    Check a number's range.
+
+    :param name: the argument's name
+    :param given: the argument
+    :param low: smallest number that is allowed
+    :param high: largest number that is allowed
+    :return: the number
     :raises ValueError: if ``given`` is not in [low, high], or not a number
     """
-    if not low <= given <= high:
-        raise ValueError(f"`{name}` must be in [{low:g}, {high:g}], but {given} was given.")
+    value = number(name, given)
+    if not low <= value <= high:
+        raise ValueError(f"`{name}` must be in [{low:g}, {high:g}], but {shown(given)} was given.")
+    return value
 
 
-def check_positive(**arguments: float) -> None:
+def check_positive(**arguments: Any) -> None:
     """
+    Check that numbers are positive and finite.
+
     :param arguments: numbers by argument name
-    :raises ValueError: if one is not positive and finite
+    :raises ValueError: if one is not
     """
     for name, given in arguments.items():
-        if not 0.0 < given < np.inf:
-            raise ValueError(f"`{name}` must be positive and finite, but {given} was given.")
+        if not 0.0 < number(name, given) < np.inf:
+            raise ValueError(f"`{name}` must be positive and finite, but {shown(given)} was given.")
 
 
-def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+def whole(name: str, given: Any, low: int, high: int = 2**53) -> int:
     """
+    Check a whole number.
+
+    :param name: the argument's name
+    :param given: the argument
+    :param low: smallest number that is allowed
+    :param high: largest number that is allowed
+    :return: the number
+    :raises ValueError: if it is not whole, or not in [low, high]
+    """
+    value = number(name, given)
+    if not low <= value <= high or value != int(value):
+        expected = f"at least {low}" if high == 2**53 else f"in [{low}, {high}]"
+        raise ValueError(f"`{name}` must be a whole number {expected}, but {shown(given)} was given.")
+    return int(value)
+
+
+def check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
+    """
+    Check a name.
+
+    :param name: the argument's name
+    :param given: the argument
+    :param choices: what it may be
     :raises ValueError: if ``given`` is not one of the choices
     """
-    if given not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {given!r} was given.")
+    if not isinstance(given, str) or given not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
+
+
+def check_unmasked(name: str, array: Any) -> None:
+    """
+    NumPy drops the mask where it makes a plain array of a masked one: numbers that are marked as wrong would be used.
+
+    :param name: the argument's name
+    :param array: the argument
+    :raises ValueError: if entries are masked
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise ValueError(f"`{name}` must have no masked entries, but {np.ma.count_masked(array)} are.")
 
 
 def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype: np.dtype | None = None) -> np.ndarray:
@@ -61,6 +136,7 @@ def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype:
         what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"`{name}` must be a NumPy array of {expected}, but {what} was given.")
     check_shape(name, array.shape, shape)
+    check_unmasked(name, array)
     return plain(array, array.dtype.newbyteorder("="))
 
 
@@ -77,6 +153,9 @@ def flag_array(name: str, flags: np.ndarray, shape: Shape) -> np.ndarray:
     if not isinstance(flags, np.ndarray):
         raise ValueError(f"`{name}` must be a NumPy array of bool, but {type(flags).__name__} was given.")
     check_shape(name, flags.shape, shape)
+    check_unmasked(name, flags)
+    if flags.dtype.kind not in "biufO":
+        raise ValueError(f"`{name}` must be of bool, or numbers that are 0 or 1, but {flags.dtype} was given.")
     if flags.dtype != BOOL and not ((flags == 0) | (flags == 1)).all():
         raise ValueError(f"`{name}` must hold only 0 and 1, but {flags.dtype} with other entries was given.")
     return plain(flags, BOOL)
@@ -95,6 +174,26 @@ def plain(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.require(np.asarray(array), dtype=dtype, requirements=["C", "A", "W"])
 
 
+def numeric(name: str, array: ArrayLike, kinds: str = "fiu") -> np.ndarray:
+    """
+    For arguments that may also be lists.
+
+    :param name: the argument's name
+    :param array: numbers
+    :param kinds: NumPy's letters of the kinds of numbers
+    :return: an array of one of these kinds
+    :raises ValueError: if it cannot be one, or has masked entries
+    """
+    try:
+        given = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of different lengths; tensors on a GPU or with gradients
+        raise ValueError(f"`{name}` must hold numbers, but {shown(array)} was given: {error}") from error
+    check_unmasked(name, array)
+    if given.dtype.kind not in kinds:
+        raise ValueError(f"`{name}` must hold numbers, but {given.dtype} was given.")
+    return given
+
+
 def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.ndarray:
     """
     For functions that also take lists: floats keep their dtype, integers become float64.
@@ -105,9 +204,7 @@ def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.nda
     :return: float32 or float64, C-contiguous
     :raises ValueError: if it is not numeric, has another number of dimensions, or holds NaN or infinity
     """
-    given = np.asarray(array)
-    if given.dtype.kind not in "fiu":
-        raise ValueError(f"`{name}` must hold numbers, but {given.dtype} was given.")
+    given = numeric(name, array)
     if given.ndim not in ndim:
         expected = " or ".join(map(str, ndim))
         raise ValueError(f"`{name}` must have {expected} dimension(s), but shape {given.shape} was given.")
@@ -117,12 +214,64 @@ def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.nda
     return result
 
 
+def check_sizes(name: str, given: Shape, expected: tuple[int | None, ...]) -> None:
+    """
+    Check a shape of which not every size is known.
+
+    :param name: the argument's name
+    :param given: its shape
+    :param expected: sizes; None for any
+    :raises ValueError: if the shapes differ
+    """
+    if len(given) != len(expected) or any(e not in (None, g) for e, g in zip(expected, given, strict=True)):
+        sizes = ", ".join("any" if size is None else str(size) for size in expected)
+        raise ValueError(f"`{name}` must have shape ({sizes}{',' * (len(expected) == 1)}), but {given} was given.")
+
+
+def float_rows(name: str, array: ArrayLike, shape: tuple[int | None, ...], dtype: np.dtype) -> np.ndarray:
+    """
+    For inputs that are converted; they may hold NaN and infinity.
+
+    :param name: the argument's name
+    :param array: the argument
+    :param shape: expected sizes; None for any
+    :param dtype: float32 or float64
+    :return: the array itself, or a copy: of this dtype, C-contiguous and writable
+    :raises ValueError: if it is not of numbers or bool, or has another shape
+    """
+    if type(array) is NDARRAY and array.dtype is dtype and array.flags.carray and array.ndim == len(shape):
+        given = array.shape
+        if all(e is None or e == g for e, g in zip(shape, given, strict=True)):
+            return array
+    found = numeric(name, array, "fiub")
+    check_sizes(name, found.shape, shape)
+    return plain(found, dtype)
+
+
+def integers(name: str, array: ArrayLike, shape: tuple[int | None, ...]) -> np.ndarray:
+    """
+    :param name: the argument's name
+    :param array: integers
+    :param shape: expected shape; None for any size
+    :return: int64, C-contiguous
+    :raises ValueError: if it is not of integers, has another shape, or does not fit int64
+    """
+    given = numeric(name, array)
+    if given.dtype.kind == "f" and given.size:  # an empty list is of floats
+        raise ValueError(f"`{name}` must hold integers, but {given.dtype} was given.")
+    check_sizes(name, given.shape, shape)
+    if given.dtype.kind == "u" and given.size and given.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"`{name}` must fit int64, but {given.max()} was given.")
+    return plain(given, INT64)
+
+
 def check_finite(**arrays: Any) -> None:
     """
     :param arrays: arrays by argument name
     :raises ValueError: naming the first entry that is NaN or infinite
     """
-    for name, array in arrays.items():
+    for name, given in arrays.items():
+        array = np.asarray(given)
         finite = np.isfinite(array)
         if not finite.all():
             place = tuple(int(i) for i in np.argwhere(~finite)[0])
@@ -137,3 +286,15 @@ def explain_result(dtype: np.dtype, **arrays: Any) -> None:
     """
     check_finite(**arrays)
     raise ValueError(f"The numbers in `{'`, `'.join(arrays)}` are too large: the result does not fit {dtype}.")
+
+
+def finite_result(result: np.ndarray, **arrays: Any) -> np.ndarray:
+    """
+    :param result: computed from these arrays
+    :param arrays: by argument name
+    :return: the result
+    :raises ValueError: if it is not finite
+    """
+    if not np.isfinite(result).all():
+        explain_result(result.dtype, **arrays)
+    return result

@@ -32,7 +32,7 @@ def statistics(x, size, baseline, ddof, group_scale):  # type: ignore[no-untyped
     """
     Of the first ``size`` numbers.
 
-    :return: centre, factor of the differences to it (0 if the numbers are flat), standard deviation
+    :return: centre, factor of the differences to it (0 if the numbers are flat), standard deviation (NaN if it overflows)
     """
     low = high = total = x[0]
     for i in range(1, size):
@@ -43,6 +43,7 @@ def statistics(x, size, baseline, ddof, group_scale):  # type: ignore[no-untyped
     for i in range(size):
         squares += (x[i] - mean) ** 2
     std = np.sqrt(squares / max(size - ddof, 1))
+    std = np.nan if std == np.inf else std  # differences would become 0
     flat = low == high or (group_scale and std <= FLAT * max(abs(low), abs(high)))
     centre, factor = mean, 0.0 if flat else 1.0
     if baseline == LOO:
@@ -58,6 +59,7 @@ def statistics(x, size, baseline, ddof, group_scale):  # type: ignore[no-untyped
 
 @compiled()
 def group_advantages(rewards, baseline, scale, ddof, eps, out):  # type: ignore[no-untyped-def]
+    """:return: whether the advantages are finite"""
     n_groups, size = rewards.shape
     x = np.empty(max(rewards.size if scale == BATCH else size, 1), np.float64)
     divisor = 1.0
@@ -75,6 +77,7 @@ def group_advantages(rewards, baseline, scale, ddof, eps, out):  # type: ignore[
             factor /= std + eps
         for i in range(size):
             out[k, i] = (x[i] - centre) * factor / divisor if factor else 0.0
+    return all_finite(out.ravel())
 
 
 @compiled()

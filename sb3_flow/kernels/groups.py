@@ -17,7 +17,9 @@ from sb3_flow.kernels.checks import (
     explain_result,
     flag_array,
     float_array,
+    number,
     numbers,
+    whole,
 )
 from sb3_flow.kernels.group_loops import (
     BASELINES,
@@ -53,11 +55,11 @@ def compute_group_advantages(
     :return: shape of ``rewards``, float32 or float64 as they are (float64 for integers)
     :raises ValueError: if the rewards do not fall into groups of at least 2, one is not finite, or an option is unknown
     """
-    _check_options(baseline, scale, ddof, eps)
+    ddof, eps = _check_options(baseline, scale, ddof, eps)
     given = numbers("rewards", rewards, (1, 2))
     if given.ndim == 1 and group_size is None:
         raise ValueError(f"`group_size` must be given for flat rewards, but `rewards` has shape {given.shape}.")
-    size = given.shape[-1] if group_size is None else group_size
+    size = given.shape[-1] if group_size is None else whole("group_size", group_size, 1)
     if size < 2:
         raise ValueError(f"`group_size` must be at least 2, since members are compared, but {size} was given.")
     if given.ndim == 2 and given.shape[1] != size:
@@ -66,7 +68,8 @@ def compute_group_advantages(
         raise ValueError(f"`rewards` must hold whole groups of {size}, but {given.size} were given.")
     groups = given.reshape(-1, size)
     out = np.empty_like(groups)
-    group_advantages(groups, BASELINES.index(baseline), SCALES.index(scale), ddof, float(eps), out)
+    if not group_advantages(groups, BASELINES.index(baseline), SCALES.index(scale), ddof, eps, out):
+        explain_result(out.dtype, rewards=given)
     return out.reshape(given.shape)
 
 
@@ -80,14 +83,14 @@ def compute_returns_to_go(rewards: np.ndarray, alive: np.ndarray | None = None, 
     :return: same shape and dtype, 0 where not alive
     :raises ValueError: if shapes do not fit, a reward that is used is not finite, or gamma is not in [0, 1]
     """
-    check_range("gamma", gamma, 0.0, 1.0)
+    gamma = check_range("gamma", gamma, 0.0, 1.0)
     rewards = float_array("rewards", rewards)
     if not rewards.ndim or not rewards.size:
         raise ValueError(f"`rewards` must have shape (T, ...), none of them 0, but {rewards.shape} was given.")
     alive = np.ones(rewards.shape, BOOL) if alive is None else flag_array("alive", alive, rewards.shape)
     out = np.empty_like(rewards)
     rows = (len(rewards), -1)
-    if not discounted_sums(rewards.reshape(rows), alive.reshape(rows), float(gamma), out.reshape(rows)):
+    if not discounted_sums(rewards.reshape(rows), alive.reshape(rows), gamma, out.reshape(rows)):
         explain_result(rewards.dtype, rewards=np.where(alive, rewards, 0))
     return out
 
@@ -122,7 +125,7 @@ def compute_group_returns_to_go(
     :raises ValueError: if shapes or dtypes do not fit, G is below 2, the dead come back to life, a number that is used is not
         finite, or an option is unknown
     """
-    _check_options(baseline, scale, ddof, eps)
+    ddof, eps = _check_options(baseline, scale, ddof, eps)
     check_choice("few_peers", few_peers, FEW_PEERS)
     rewards, alive = _check_groups(rewards, alive)
     if values is not None:
@@ -130,9 +133,10 @@ def compute_group_returns_to_go(
     returns = compute_returns_to_go(rewards, alive, gamma)
     compared = returns if values is None else returns - np.where(alive, values, 0)
     advantages = np.zeros_like(returns)
-    options = BASELINES.index(baseline), SCALES.index(scale), ddof, float(eps), few_peers == "pooled"
+    options = BASELINES.index(baseline), SCALES.index(scale), ddof, eps, few_peers == "pooled"
     if not compare_with_peers(compared, alive, *options, advantages):
-        explain_result(rewards.dtype, values=np.where(alive, 0 if values is None else values, 0))
+        others = {} if values is None else {"values": np.where(alive, values, 0)}
+        explain_result(rewards.dtype, rewards=np.where(alive, rewards, 0), **others)
     return advantages, returns
 
 
@@ -150,21 +154,22 @@ def compute_process_advantages(
     :return: same shape and dtype, 0 where not alive
     :raises ValueError: if shapes do not fit, G is below 2, the dead come back to life, or a reward that is used is not finite
     """
-    _check_options("mean", "group", ddof, eps)
+    ddof, eps = _check_options("mean", "group", ddof, eps)
     rewards, alive = _check_groups(rewards, alive)
     normalised = np.zeros_like(rewards)
-    if not normalise_steps(rewards, alive, ddof, float(eps), normalised):
+    if not normalise_steps(rewards, alive, ddof, eps, normalised):
         explain_result(rewards.dtype, rewards=np.where(alive, rewards, 0))
     return compute_returns_to_go(normalised, alive, 1.0)
 
 
-def _check_options(baseline: str, scale: str, ddof: int, eps: float) -> None:
+def _check_options(baseline: str, scale: str, ddof: int, eps: float) -> tuple[int, float]:
     check_choice("baseline", baseline, BASELINES)
     check_choice("scale", scale, SCALES)
-    if ddof not in (0, 1):
+    if number("ddof", ddof) not in (0, 1):
         raise ValueError(f"`ddof` must be 0 or 1, but {ddof} was given.")
-    if eps != 0:
+    if number("eps", eps) != 0:
         check_positive(eps=eps)
+    return int(ddof), float(eps)
 
 
 def _check_groups(rewards: np.ndarray, alive: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

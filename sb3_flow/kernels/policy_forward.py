@@ -5,10 +5,11 @@ Forward pass of an MLP policy on NumPy observations, for collection: actions, va
 import numpy as np
 
 from sb3_flow.compiled import compiled
+from sb3_flow.kernels.checks import float_array, float_rows, shown
 from sb3_flow.kernels.distributions import act
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
 from sb3_flow.kernels.mlp import FEW, aligned, forward, forward_few, gather_rows, padded, total_outputs
-from sb3_flow.kernels.networks import GAUSSIAN, Network
+from sb3_flow.kernels.networks import GAUSSIAN, Network, check_network
 
 
 def policy_forward(
@@ -23,10 +24,12 @@ def policy_forward(
         log-probabilities, shape ``(n,)``
     :raises ValueError: if shapes do not fit
     """
-    observations = _checked(network, params, observations)
+    params, observations = _checked(network, params, observations)
     shape = len(observations), len(network.components)
     if rng is None:
         noise = np.empty((0, 0), params.dtype)
+    elif not isinstance(rng, np.random.Generator):
+        raise ValueError(f"`rng` must be a numpy.random.Generator or None, but {shown(rng)} was given.")
     elif network.distribution == GAUSSIAN:
         noise = rng.standard_normal(shape, params.dtype)  # type: ignore[arg-type]
     else:
@@ -45,7 +48,7 @@ def policy_values(network: Network, params: np.ndarray, observations: np.ndarray
     :return: values, shape ``(n,)``, 0 without a critic
     :raises ValueError: if shapes do not fit
     """
-    observations = _checked(network, params, observations)
+    params, observations = _checked(network, params, observations)
     values = np.zeros(len(observations), params.dtype)
     _policy_values(network, params, observations, values)
     return values
@@ -61,18 +64,16 @@ def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarra
     :return: shape ``(n, outputs)``
     :raises ValueError: if shapes do not fit
     """
-    observations = _checked(network, params, observations)
+    params, observations = _checked(network, params, observations)
     outputs = np.empty((len(observations), int(network.actor[-1, 3])), params.dtype)
     _policy_outputs(network, params, observations, outputs)
     return outputs
 
 
-def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
-    if params.shape != (network.size,):
-        raise ValueError(f"`params` must have shape {(network.size,)}, but {params.shape} was given.")
-    if observations.ndim != 2 or observations.shape[1] != network.actor[0, 2]:
-        raise ValueError(f"`observations` must have shape (n, {network.actor[0, 2]}), but {observations.shape} was given.")
-    return np.ascontiguousarray(observations, params.dtype)
+def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    check_network(network)
+    params = float_array("params", params, (network.size,))
+    return params, float_rows("observations", observations, (None, int(network.actor[0, 2])), params.dtype)
 
 
 @compiled()

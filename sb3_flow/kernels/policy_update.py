@@ -3,17 +3,19 @@ PPO's update of an MLP policy, a whole pass over the rollout in one call: forwar
 torch spends on such networks is overhead per operation; here there is none.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sb3_flow.compiled import compiled
 from sb3_flow.kernels.adam import adam_step, clip_norm
+from sb3_flow.kernels.checks import float_array, float_rows, whole
 from sb3_flow.kernels.distributions import bernoulli_scores, categorical_scores, gaussian_scores
 from sb3_flow.kernels.matrices import BLOCK, STRIDE
 from sb3_flow.kernels.mlp import aligned, backward, forward, gather, padded, total_outputs, widest_output
-from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, Network
-from sb3_flow.kernels.objectives import DECOUPLED, GSPO, GSPO_TOKEN, Adam, Objective
+from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN, Network, check_network
+from sb3_flow.kernels.objectives import DECOUPLED, GSPO, GSPO_TOKEN, Adam, Objective, check_settings
+from sb3_flow.kernels.rollouts import Rollout, check_choices, check_minibatches, check_state, make_rollout
 from sb3_flow.kernels.surrogates import (
     normalise,
     ratio_metrics,
@@ -27,20 +29,6 @@ METRICS = (
     *("approx_kl", "clip_fraction", "ratio_mean", "ratio_max", "sequence_ratio_mean", "sequence_ratio_max"),
 )
 """Columns of :func:`ppo_epoch`'s metrics; NaN where there is none."""
-
-
-class Rollout(NamedTuple):
-    """What is learned from, made by :func:`ppo_epoch`: arrays of the parameters' dtype, empty where not needed."""
-
-    observations: np.ndarray
-    actions: np.ndarray
-    old_log_probs: np.ndarray
-    advantages: np.ndarray
-    returns: np.ndarray
-    old_values: np.ndarray
-    proximal_log_probs: np.ndarray
-    reference: np.ndarray
-    reference_log_std: np.ndarray
 
 
 def ppo_epoch(
@@ -94,59 +82,29 @@ def ppo_epoch(
         of the minibatches exceeded 1.5 ``target_kl`` and was not learned from
     :raises ValueError: if shapes do not fit or something that is needed is missing
     """
-    dtype, n = params.dtype, len(observations)
-    for name, array in (("params", params), ("grad", grad), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
-        if array.shape != (network.size,) or array.dtype != dtype or not array.flags.c_contiguous:
-            raise ValueError(
-                f"`{name}` must be contiguous {dtype} of shape {(network.size,)}, but is {array.dtype} {array.shape}."
-            )
-    n_parts, n_features = len(network.components), int(network.actor[-1, 3])
-    gaussian, with_kl = network.distribution == GAUSSIAN, objective.kl_coef > 0
-
-    def known(name: str, array: Any, shape: tuple[int, ...], needed: bool = True) -> np.ndarray:
-        if not needed:
-            return np.empty((0,) * len(shape), dtype)
-        found = None if array is None else np.shape(array)
-        if found != shape:
-            raise ValueError(
-                f"`{name}` must have shape {shape}, but " + ("is None." if array is None else f"{found} was given.")
-            )
-        return np.ascontiguousarray(array, dtype)
-
-    decoupled = objective.policy_loss == DECOUPLED
-    rollout = Rollout(
-        observations=known("observations", observations, (n, int(network.actor[0, 2]))),
-        actions=known("actions", actions, (n, n_parts)),
-        old_log_probs=known("old_log_probs", old_log_probs, (n,)),
-        advantages=known("advantages", advantages, (n,)),
-        returns=known("returns", returns, (n,), len(network.critic) > 0),
-        old_values=known("old_values", old_values, (n,), len(network.critic) > 0 and objective.clip_range_vf >= 0),
-        proximal_log_probs=known("proximal_log_probs", proximal_log_probs, (n,), decoupled),
-        reference=known("reference", reference, (n, n_features), with_kl),
-        reference_log_std=known("reference_log_std", reference_log_std, (n_parts,), with_kl and gaussian),
+    check_network(network)
+    objective, adam = check_settings(objective, adam)
+    state = check_state(network, params=params, grad=grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+    step = whole("step", step, 0)
+    rollout = make_rollout(
+        network,
+        objective,
+        params.dtype,
+        observations=observations,
+        actions=actions,
+        old_log_probs=old_log_probs,
+        advantages=advantages,
+        returns=returns,
+        old_values=old_values,
+        proximal_log_probs=proximal_log_probs,
+        reference=reference,
+        reference_log_std=reference_log_std,
     )
-    order, starts = np.ascontiguousarray(order, np.int64), np.ascontiguousarray(starts, np.int64)
     in_sequences = objective.policy_loss in (GSPO, GSPO_TOKEN)
-    if in_sequences and (segments is None or segments.shape != order.shape):
-        raise ValueError(f"`segments` must have the shape {order.shape} of `order`.")
-    segments = np.ascontiguousarray(segments if in_sequences else np.empty(0), np.int64)
-    sizes = np.diff(starts)
-    if len(order) and (order.min() < 0 or order.max() >= n):
-        raise ValueError(f"`order` must hold rows from 0 to {n - 1}, but {order.min()} to {order.max()} were given.")
-    if not len(sizes) or sizes.min() < 1 or starts[0] < 0 or starts[-1] > len(order):
-        raise ValueError(f"`starts` must ascend between 0 and {len(order)}, but {starts} was given.")
-    if in_sequences and len(segments) and (segments.min() < 0 or segments.max() >= sizes.max()):
-        raise ValueError("`segments` must be numbered from 0 in every minibatch.")
-    _check_choices(network, rollout.actions)
-    metrics = np.full((len(sizes), len(METRICS)), np.nan)
-    state = params, grad, exp_avg, exp_avg_sq
+    order, starts, segments = check_minibatches(len(rollout.observations), order, starts, segments, in_sequences)
+    metrics = np.full((len(starts) - 1, len(METRICS)), np.nan)
     done, step, stopped = _epoch(network, objective, adam, *state, step, order, starts, segments, rollout, metrics)
     return metrics[:done], step, stopped
-
-
-def _check_choices(network: Network, actions: np.ndarray) -> None:
-    if network.distribution == CATEGORICAL and not ((actions >= 0) & (actions < network.components)).all():
-        raise ValueError(f"`actions` must be at least 0 and below {network.components}.")
 
 
 def policy_evaluate(
@@ -160,14 +118,13 @@ def policy_evaluate(
     :return: values, 0 without a critic, and log-probabilities of the actions, both of shape ``(n,)``
     :raises ValueError: if shapes do not fit
     """
-    n, dtype = len(observations), params.dtype
-    expected = {"params": (network.size,), "observations": (n, int(network.actor[0, 2]))}
-    expected["actions"] = n, len(network.components)
-    for name, array in (("params", params), ("observations", observations), ("actions", actions)):
-        if array.shape != expected[name]:
-            raise ValueError(f"`{name}` must have shape {expected[name]}, but {array.shape} was given.")
-    observations, actions = np.ascontiguousarray(observations, dtype), np.ascontiguousarray(actions, dtype)
-    _check_choices(network, actions)
+    check_network(network)
+    params = float_array("params", params, (network.size,))
+    dtype = params.dtype
+    observations = float_rows("observations", observations, (None, int(network.actor[0, 2])), dtype)
+    n = len(observations)
+    actions = float_rows("actions", actions, (n, len(network.components)), dtype)
+    check_choices(network, actions)
     row, rows = np.empty(0, dtype), np.empty((0, 0), dtype)
     rollout = Rollout(observations, actions, row, row, row, row, row, rows, row)
     values, log_probs = np.zeros(n, dtype), np.empty(n, dtype)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sb3_flow.kernels.checks import check_positive, check_shape, numbers
+from sb3_flow.kernels.checks import check_positive, check_shape, finite_result, numbers
 
 MAX_LOG_RATIO = 20.0
 """Ratios are at most e^20: far beyond every clip range, and products with advantages stay finite."""
@@ -64,4 +64,4 @@ def compute_ppo_surrogate(ratios: ArrayLike, advantages: ArrayLike, clip_range: 
 def _clipped_objective(ratios: ArrayLike, advantages: ArrayLike, low: float, high: float) -> np.ndarray:
     w, a = numbers("ratios", ratios), numbers("advantages", advantages)
     check_shape("advantages", a.shape, w.shape)
-    return np.minimum(w * a, np.clip(w, low, high) * a)
+    return finite_result(np.minimum(w * a, np.clip(w, low, high) * a), ratios=w, advantages=a)

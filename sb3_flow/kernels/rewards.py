@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.checks import BOOL, check_range, check_shape, flag_array, numbers
+from sb3_flow.kernels.checks import BOOL, check_range, check_shape, finite_result, flag_array, number, numbers, whole
 
 FLAT_RANGE = 1e-10
 """Rewards that spread less than this are not stretched."""
+LARGEST = float(np.finfo(float).max)
 
 
 def normalize_rewards(
@@ -26,9 +27,9 @@ def normalize_rewards(
     :raises ValueError: if a number is not finite or negative where it must not be
     """
     r = numbers("rewards", rewards)
-    check_range("running_mean", running_mean, -np.finfo(float).max, np.finfo(float).max)
-    for name, given in (("running_var", running_var), ("count", count), ("epsilon", epsilon)):
-        check_range(name, given, 0, np.finfo(float).max)
+    running_mean = check_range("running_mean", running_mean, -LARGEST, LARGEST)
+    running_var = check_range("running_var", running_var, 0.0, LARGEST)
+    count, epsilon = whole("count", count, 0), check_range("epsilon", epsilon, 0.0, LARGEST)
     if not r.size:
         return r, running_mean, running_var, count
     total = count + r.size
@@ -36,12 +37,12 @@ def normalize_rewards(
     difference = batch_mean - running_mean if count else 0.0
     mean = running_mean + difference * r.size / total if count else batch_mean
     squares = float(np.square(r - batch_mean, dtype=np.float64).sum())
-    squares += running_var * count + difference**2 * count * r.size / total
+    squares += running_var * count + difference * difference * count * r.size / total
     variance = squares / total if total > 1 else 0.0
     if not np.isfinite(variance):
         raise ValueError("The numbers in `rewards` are too large: their variance does not fit float64.")
     normalised = (r.astype(np.float64) - mean) / np.sqrt(max(variance + epsilon, np.finfo(float).tiny))
-    return normalised.astype(r.dtype), mean, variance, total
+    return finite_result(normalised.astype(r.dtype), rewards=r), mean, variance, total
 
 
 def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarray:
@@ -52,9 +53,16 @@ def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarr
     :return: rewards in [minimum, maximum]
     :raises ValueError: if ``minimum`` exceeds ``maximum``, a bound is NaN, or a reward is not finite
     """
+    minimum, maximum = number("minimum", minimum), number("maximum", maximum)
     if not minimum <= maximum:
-        raise ValueError(f"`minimum` must not exceed `maximum`, but {minimum} and {maximum} were given.")
-    return np.clip(numbers("rewards", rewards, (1, 2, 3)), minimum, maximum)
+        raise ValueError(f"`minimum` must not exceed `maximum`, but {minimum:g} and {maximum:g} were given.")
+    r = numbers("rewards", rewards, (1, 2, 3))
+    clipped = np.clip(r, minimum, maximum).astype(r.dtype, copy=False)
+    if not np.isfinite(clipped).all():
+        raise ValueError(
+            f"`minimum` and `maximum` must bound numbers of {r.dtype}, but {minimum:g} and {maximum:g} were given."
+        )
+    return clipped
 
 
 def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
@@ -67,9 +75,11 @@ def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
     if not r.size:
         raise ValueError("`rewards` must hold at least one reward, but it is empty.")
     r = r.astype(np.float64, copy=False)
+    mean, std = float(r.mean()), float(r.std())
+    finite_result(np.array([mean, std]), rewards=r)
     return {
-        "mean": float(r.mean()),
-        "std": float(r.std()),
+        "mean": mean,
+        "std": std,
         "min": float(r.min()),
         "max": float(r.max()),
         "median": float(np.median(r)),
@@ -95,13 +105,14 @@ def shape_rewards(
     :return: same shape
     :raises ValueError: if shapes differ, a number is not finite, or gamma is not in [0, 1]
     """
-    check_range("gamma", gamma, 0.0, 1.0)
+    gamma = check_range("gamma", gamma, 0.0, 1.0)
     r = numbers("rewards", rewards, (1, 2))
     before, after = numbers("potentials", potentials, (1, 2)), numbers("next_potentials", next_potentials, (1, 2))
     check_shape("potentials", before.shape, r.shape)
     check_shape("next_potentials", after.shape, r.shape)
     ends = np.zeros(r.shape, BOOL) if terminated is None else flag_array("terminated", terminated, r.shape)
-    return (r + gamma * np.where(ends, 0, after) - before).astype(r.dtype, copy=False)
+    shaped = (r + gamma * np.where(ends, 0, after) - before).astype(r.dtype, copy=False)
+    return finite_result(shaped, rewards=r, potentials=before, next_potentials=after)
 
 
 def exponential_moving_average(x: ArrayLike, alpha: float) -> np.ndarray:
@@ -113,10 +124,10 @@ def exponential_moving_average(x: ArrayLike, alpha: float) -> np.ndarray:
     :return: shape ``(n,)``
     :raises ValueError: if a number is not finite or alpha is not in [0, 1]
     """
-    check_range("alpha", alpha, 0.0, 1.0)
+    alpha = check_range("alpha", alpha, 0.0, 1.0)
     series = numbers("x", x)
     out = np.empty_like(series)
-    _moving_average(series, float(alpha), out)
+    _moving_average(series, alpha, out)
     return out
 
 
@@ -130,16 +141,21 @@ def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float)
     :return: same shape
     :raises ValueError: if a number is not finite, or ``target_min`` exceeds ``target_max``
     """
+    target_min, target_max = number("target_min", target_min), number("target_max", target_max)
     if not -np.inf < target_min <= target_max < np.inf:
-        raise ValueError(f"`target_min` must not exceed `target_max`, both finite, but {target_min}, {target_max} were given.")
+        raise ValueError(
+            f"`target_min` must not exceed `target_max`, both finite, but {target_min:g}, {target_max:g} were given."
+        )
     r = numbers("rewards", rewards, (1, 2))
     if not r.size:
         return r
     low, high = float(r.min()), float(r.max())
     if high - low < FLAT_RANGE:
-        return np.full_like(r, 0.5 * (target_min + target_max))
-    share = (r.astype(np.float64) - low) / (high - low)
-    return (target_min + share * (target_max - target_min)).astype(r.dtype)
+        scaled: np.ndarray = np.full(r.shape, 0.5 * target_min + 0.5 * target_max)
+    else:
+        share = (r.astype(np.float64) / 2 - low / 2) / (high / 2 - low / 2)  # halves: differences may overflow
+        scaled = (1.0 - share) * target_min + share * target_max
+    return finite_result(scaled.astype(r.dtype), rewards=r, target_min=target_min, target_max=target_max)
 
 
 @compiled()

@@ -3,19 +3,28 @@
 import numpy as np
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_array, float_array
+from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_array, float_array, numeric
 
 Optional = np.ndarray | None
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Optional, Optional]
 
 
-def check_discounts(gamma: float, gae_lambda: float) -> None:
+def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
     """
+    Check discount factor and trade-off.
+
+    :param gamma: discount factor
+    :param gae_lambda: trade-off of bias and variance
+    :return: gamma, and gamma gae_lambda
     :raises ValueError: if one is not in [0, 1]
     """
-    if not (0.0 <= gamma <= 1.0 and 0.0 <= gae_lambda <= 1.0):
-        check_range("gamma", gamma, 0.0, 1.0)
-        check_range("gae_lambda", gae_lambda, 0.0, 1.0)
+    try:
+        if 0.0 <= gamma <= 1.0 and 0.0 <= gae_lambda <= 1.0:
+            return float(gamma), float(gamma * gae_lambda)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    gamma, gae_lambda = check_range("gamma", gamma, 0.0, 1.0), check_range("gae_lambda", gae_lambda, 0.0, 1.0)
+    return gamma, gamma * gae_lambda
 
 
 def check_sequences(
@@ -55,7 +64,7 @@ def check_sequences(
         if last_values is None:
             last_values = _no_last_values(shape, dtype, terminated, truncated)
         elif len(shape) == 1:
-            last_values = np.asarray(last_values, dtype=dtype)
+            last_values = numeric("last_values", last_values).astype(dtype)
             if last_values.shape not in ((), (1,)):
                 raise ValueError(f"`last_values` must be one number, but shape {last_values.shape} was given.")
             last_values = last_values.reshape(1)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from sb3_flow.compiled import Loop
-from sb3_flow.kernels.checks import BOOL, check_positive, check_shape, float_array
+from sb3_flow.kernels.checks import BOOL, FLOAT32, FLOAT64, check_positive, check_shape, float_array
 from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve
 from sb3_flow.kernels.sequences import (
     check_discounts,
@@ -59,21 +59,24 @@ def compute_vtrace(
     :raises ValueError: if shapes or dtypes do not fit, a log ratio is NaN, another number that is used is not finite, a factor
         is not in [0, 1], or ``rho_bar < c_bar``
     """
-    check_discounts(gamma, gae_lambda)
+    factors = check_discounts(gamma, gae_lambda)
     check_positive(rho_bar=rho_bar, c_bar=c_bar, rho_pg_bar=rho_pg_bar)
     if rho_bar < c_bar:
         raise ValueError(f"`rho_bar` must be at least `c_bar`, but {rho_bar} and {c_bar} were given.")
-    settings = float(gamma), float(gamma * gae_lambda), float(rho_bar), float(c_bar), float(rho_pg_bar)
+    settings = *factors, float(rho_bar), float(c_bar), float(rho_pg_bar)
     # A little above the largest cap: nothing overflows, and the caps are met exactly
     limit = math.log(max(rho_bar, c_bar, rho_pg_bar)) + 0.01
     try:
-        out = np.empty((3, *rewards.shape), rewards.dtype)
-        ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
-        ratios = np.minimum(log_rhos, limit)
-        np.exp(ratios, out=ratios)  # numba's own exp is several times slower
-        if _vtrace.call(ratios, rewards, values, last_values, ends, truncated, final_values, *settings, out):
-            return out[0], out[1], out[2]
-    except (AttributeError, TypeError):
+        dtype = rewards.dtype  # all the same: see compute_gae
+        known = (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is dtype and last_values.dtype is dtype  # type: ignore[union-attr]
+        if known and log_rhos.dtype is dtype and (final_values is None or final_values.dtype is dtype):
+            out = np.empty((3, *rewards.shape), dtype)
+            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+            ratios = np.minimum(log_rhos, limit)
+            np.exp(ratios, out=ratios)  # numba's own exp is several times slower
+            if _vtrace.call(ratios, rewards, values, last_values, ends, truncated, final_values, *settings, out):
+                return out[0], out[1], out[2]
+    except Exception:  # numba's are of many kinds
         pass
     # Something needs to be converted or compiled, or is wrong
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
@@ -149,4 +152,4 @@ def _vtrace(  # type: ignore[no-untyped-def]
         for i in range(e.size):
             e[i] += of[i]
         stop = start
-    return all_finite(vs)
+    return all_finite(vs) and all_finite(a_all)

@@ -1,0 +1,1 @@
+"""Random input for every compiled entry; see ``python -m tests.attack --help``."""
