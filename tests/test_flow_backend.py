@@ -11,8 +11,8 @@ from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL
 from sb3_flow.common import backends
+from sb3_flow.flow import EnsembleMLP, VelocityNetwork, euler_forward, launch
 from sb3_flow.flow import backend as flow_backend
-from sb3_flow.flow import launch
 from sb3_flow.flow.backend import compiled_networks
 from sb3_flow.fmq import FlowMapPolicy
 from sb3_flow.rql.policies import RQLPolicy
@@ -24,7 +24,7 @@ REASON = "numba cannot be used (ImportError: no such module)"
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.delenv("SB3_FLOW_BACKEND", raising=False)
-    for name in ("LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"):  # nothing is too little for kernels
+    for name in ("LITTLE_WORK", "FEW_ROWS"):  # nothing is too little for kernels
         monkeypatch.setattr(flow_backend, name, 0)
 
 
@@ -156,6 +156,26 @@ def test_a_policy_alone(policy_class, tmp_path, launches):
     policy.set_backend("native")
     policy.predict(np.zeros(2, np.float32))
     assert launches
+
+
+def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
+    monkeypatch.undo()
+    launched = launch.Launch.__call__
+    monkeypatch.setattr(launch.Launch, "__call__", lambda *args: (launches.append(1), launched(*args))[1])
+    ensemble, field = EnsembleMLP(2, 10, [100, 100]), VelocityNetwork(5, 5, [100])
+    wide = VelocityNetwork(5, 5, [800, 800])
+    with th.no_grad():
+        for network, rows, expected in ((ensemble, 7, 0), (ensemble, 8, 0), (ensemble, 32, 1)):
+            launches.clear()
+            network(th.randn(rows, 10))
+            assert len(launches) == expected
+        for network, rows, expected in ((field, 1, 1), (wide, 7, 0), (wide, 8, 1)):
+            launches.clear()
+            euler_forward(network.bind(th.randn(rows, 5)), th.randn(rows, 5), 3)
+            assert len(launches) == expected
+    launches.clear()
+    ensemble(th.randn(1, 10))  # with gradients kernels always repay
+    assert len(launches) == 1
 
 
 WITHOUT_NUMBA = """

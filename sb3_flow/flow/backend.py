@@ -38,33 +38,33 @@ def not_covered(policy: nn.Module) -> str | None:
     return threads_without_kernels()
 
 
-LITTLE_WORK, FEW_ROWS = 300_000, 4
-"""Weights times rows, and rows, of a call without gradients that are left to torch's operators."""
-FEW_POINTS, MANY_WEIGHTS = 8, 600_000
-"""Points that are integrated by torch's operators in networks of more weights."""
+FEW_ROWS = 8
+"""Fewer rows than these do not repay bringing weights into another order."""
+LITTLE_WORK = 300_000
+"""Weights times rows of a call that does not repay the launch of a kernel."""
+MANY_WEIGHTS = 600_000
+"""A network with fewer weights repays even the integration of a single row."""
 
 
 def repays_call(network: FusedMLP, rows: int) -> bool:
     """
-    Say whether one call of a compiled network without gradients is faster than torch's operators. The rules are fixed ones in
-    the sizes, so that a run can be repeated; fitted to ``tests/benchmarks/backend_choice_flow.py``.
+    Say whether a compiled network is faster than torch's operators at a call without gradients. The rule is a fixed one in the
+    sizes, so that a run can be repeated; it is fitted to ``tests/benchmarks/backend_choice_flow.py``.
 
     :param network: what would be called
     :param rows: of its input
-    :return: whether there is enough to multiply to repay the launch of a kernel
     """
     return rows >= FEW_ROWS and rows * _weights(network) >= LITTLE_WORK
 
 
 def repays_integration(network: FusedMLP, rows: int) -> bool:
     """
-    As :func:`repays_call`, of an integration: one kernel takes all steps, but weights are copied first.
+    As :func:`repays_call`, of an integration, all steps of which are one launch.
 
     :param network: the velocity field
     :param rows: points
-    :return: whether it is faster than torch's operators
     """
-    return rows >= FEW_POINTS or _weights(network) <= MANY_WEIGHTS
+    return rows >= FEW_ROWS or _weights(network) <= MANY_WEIGHTS
 
 
 def _weights(network: FusedMLP) -> int:
