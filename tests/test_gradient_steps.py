@@ -1,5 +1,6 @@
 """The steps of the torch backend, and the minibatches they take, are torch's and SB3's to the last bit."""
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,6 +32,7 @@ class Stock:
     def __enter__(self) -> "Stock":
         return self
 
+    one_pass = nullcontext
     zero_grad = __exit__ = lambda self, *_: self.optimizer.zero_grad()
 
 
@@ -40,9 +42,8 @@ def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: 
     parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
     optimizer = optimizer_class(parameters, lr=3e-3, **options)
     flat = False
-    steps = kind(optimizer, parameters, 0.5)
     for use in range(3):
-        with steps:
+        with kind(optimizer, parameters, 0.5) as steps, steps.one_pass():
             for number in range(20):
                 flat = getattr(steps, "flat", False)
                 steps.zero_grad()
@@ -88,36 +89,47 @@ def test_a_pass_that_ends_with_an_error_is_undone(optimizer_class: Any, left_out
     parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
     mean = th.zeros(2)
     optimizer = optimizer_class(parameters, lr=1e-2)
-    steps = FlatAdam(optimizer, parameters, 0.5, [mean])
 
-    def go(n_steps: int, error: type[BaseException] | None = None) -> None:
-        with pytest.raises(error) if error else nullcontext(), steps:
-            for number in range(n_steps):
-                for parameter in parameters:
-                    parameter.grad = th.randn(parameter.shape, generator=generator)
-                if left_out and number == 2:
-                    parameters[1].grad = None
-                steps.step()
-                mean.add_(1)
-            if error:
-                raise error
+    def go(*passes: int, error: type[BaseException] | None = None) -> None:
+        """Passes of so many steps, the last of which ends with the error."""
+        with pytest.raises(error) if error else nullcontext(), FlatAdam(optimizer, parameters, 0.5, [mean]) as steps:
+            for place, n_steps in enumerate(passes, start=1):
+                with steps.one_pass():
+                    for number in range(n_steps):
+                        for parameter in parameters:
+                            parameter.grad = th.randn(parameter.shape, generator=generator)
+                        if left_out and number == 2:
+                            parameters[1].grad = None
+                        steps.step()
+                        mean.add_(1)
+                    if error and place == len(passes):
+                        raise error
 
     def state() -> list[th.Tensor]:
         found = optimizer.state_dict()["state"]
         return [one.detach().clone() for one in (*parameters, mean, *(x for of in found.values() for x in of.values()))]
 
     start = state()
-    go(3, FloatingPointError)  # the first pass of all
+    go(3, error=FloatingPointError)  # the first pass of all
     assert all(map(th.equal, state(), start)) and not optimizer.state_dict()["state"]
     go(2)
     for n_steps in (0, 1, 3):
         start = state()
-        go(n_steps, FloatingPointError)
+        go(n_steps, error=FloatingPointError)
         assert all(map(th.equal, state(), start)), n_steps
-        go(1)
-        assert not any(map(th.equal, state(), start)), n_steps
-    go(3, KeyboardInterrupt)  # what was learned stays
-    assert not any(map(th.equal, state()[: len(SHAPES)], start))
+        twin = copy.deepcopy((parameters, optimizer.state_dict(), mean, generator.get_state()))
+        go(1, 2)
+        expected = state()
+        for parameter, weights in zip(parameters, twin[0], strict=True):
+            parameter.data.copy_(weights)
+        optimizer.load_state_dict(twin[1])
+        mean.copy_(twin[2])
+        generator.set_state(twin[3])
+        go(1, 2, n_steps, error=FloatingPointError)  # the passes before it stay
+        assert all(map(th.equal, state(), expected)), n_steps
+        assert not any(map(th.equal, expected, start)), n_steps
+    go(3, error=KeyboardInterrupt)  # what was learned stays
+    assert not any(map(th.equal, state()[: len(SHAPES)], expected))
 
 
 @pytest.mark.parametrize("large", [1, 2**17])
@@ -126,7 +138,7 @@ def test_gradients_are_left_clipped(large: int, monkeypatch: Any) -> None:
     parameter = th.ones(3, requires_grad=True)
     optimizer = th.optim.Adam([parameter])
     for _ in range(2):
-        with FlatAdam(optimizer, [parameter], 0.5) as steps:
+        with FlatAdam(optimizer, [parameter], 0.5) as steps, steps.one_pass():
             parameter.grad = th.ones(3)
             steps.step()
         assert float(parameter.grad.norm()) == pytest.approx(0.5, rel=1e-5)

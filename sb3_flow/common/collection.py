@@ -115,18 +115,19 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             if isinstance(self.action_space, spaces.Discrete):
                 actions = actions.reshape(-1, 1)
 
-            raw_rewards = rewards.copy()
             final = self._final_observations(dones, infos, n_steps - 1)
-            truncated = np.zeros(env.num_envs, dtype=bool)
             if final:
                 # a time limit is not an end of the task: SB3 adds the value of the state that was reached
+                raw_rewards, truncated = rewards.copy(), np.zeros(env.num_envs, dtype=bool)
                 with th.no_grad():
                     final_values = self._final_values(final)
                 for one, discounted in zip(final, (self.gamma * final_values).cpu().numpy(), strict=True):
                     truncated[one.env] = True
                     rewards[one.env] += discounted
                 rollout_buffer.record_final(final, final_values.cpu().numpy())
-            rollout_buffer.record(raw_rewards, dones & ~truncated, truncated, alive)
+                rollout_buffer.record(raw_rewards, dones & ~truncated, truncated, alive)
+            else:
+                rollout_buffer.record(rewards, dones, None, alive)
             rollout_buffer.add(
                 self._last_obs,  # type: ignore[arg-type]
                 actions,
@@ -179,6 +180,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
         """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
+        if not dones.any():
+            return []
         return [
             FinalObservation(step, index, infos[index]["terminal_observation"])
             for index in np.flatnonzero(dones).tolist()

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
+
+_sum = partial(np.add.reduce, axis=None)
+"""Of an array; finite if all of it is, and faster than asking each number."""
 
 
 def _broken(**arrays: Any) -> list[str]:
@@ -22,13 +26,6 @@ def flat_weights(policy: ActorCriticPolicy) -> np.ndarray:
     return th.cat([parameter.detach().flatten() for parameter in policy.parameters()]).cpu().numpy()
 
 
-@th.no_grad()
-def norms_or_weights(policy: ActorCriticPolicy) -> np.ndarray:
-    """:return: the parameters' norms, which need no copy, or all parameters where a norm is not finite: it may overflow"""
-    norms = th.stack(th._foreach_norm(list(policy.parameters()))).cpu().numpy()
-    return norms if np.isfinite(norms).all() else flat_weights(policy)
-
-
 def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observations: Any) -> tuple[Any, ...]:
     """
     Act, and look at what comes out before an environment does.
@@ -42,10 +39,13 @@ def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observ
     try:
         actions, values, log_probs, *more = act()
         actions = actions.cpu().numpy()
+        probabilities = log_probs.cpu().numpy()
         # integers are always finite: what they were drawn from shows in their probability
-        if math.isfinite(log_probs.sum()) and (actions.dtype.kind != "f" or np.isfinite(actions).all()):
+        if math.isfinite(_sum(probabilities)) and math.isfinite(_sum(actions)):
             return actions, values, log_probs, *more
-        found = _broken(actions=actions, log_probabilities=log_probs.cpu().numpy())
+        found = _broken(actions=actions, log_probabilities=probabilities)
+        if not found:  # the sums overflow
+            return actions, values, log_probs, *more
         error: Exception | None = None
     except (ValueError, RuntimeError) as failure:  # torch's distributions, or its samplers, look at their arguments
         found, error = ["distribution"], failure
@@ -58,18 +58,18 @@ def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observ
     ) from error
 
 
-def check_pass(number: int, losses: np.ndarray, weights: np.ndarray, rollout: Any) -> None:
+def check_pass(number: int, losses: np.ndarray, finite: bool, rollout: Any) -> None:
     """
     :param number: of the pass over a rollout, from 1 on
     :param losses: of the minibatches that were learned from
-    :param weights: of the policy after the pass, or their norms
+    :param finite: whether the weights are finite after the pass
     :param rollout: the rollout buffer, for the error's message
     :raises FloatingPointError: if a number is not finite
     """
     if not np.isfinite(losses).all():
         place = int(np.argmin(np.isfinite(losses)))
         what = f"The loss of minibatch {place + 1} of {len(losses)} is {losses[place]}"
-    elif not np.isfinite(weights).all():
+    elif not finite:
         what = "The weights are not finite after it"
     else:
         return

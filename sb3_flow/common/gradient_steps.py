@@ -1,5 +1,6 @@
 """Gradient steps with less around them: Adam on flat vectors, distributions that do not look at their arguments."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,6 +14,7 @@ from torch.distributions import Distribution
 from sb3_flow.common.flat import own_tensors
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 IN_PLACE: dict[type[th.nn.Module], Any] = {th.nn.Tanh: th.tanh_, th.nn.ReLU: th.relu_}
 
 
@@ -71,20 +73,20 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
 LARGE = 2**17
 """Numbers of a parameter from which on Adam's work on it takes longer than the calls, and copies do not pay."""
 
-_spare: WeakKeyDictionary[th.optim.Optimizer, dict[int, list[th.Tensor]]] = WeakKeyDictionary()
-"""Of each optimizer, by the number of a large parameter: memory for its next moments and its weights, kept from one update to
-the next, because the system hands out fresh memory slowly."""
+_memory: WeakKeyDictionary[th.optim.Optimizer, list[list[th.Tensor]]] = WeakKeyDictionary()
+"""Spare moments and weights of each optimizer, kept from one update to the next: the system hands out fresh memory slowly."""
 
 
 class FlatAdam:
     """
-    Clipped steps of an optimizer, in passes: each is a context, and one that ends with an error (Ctrl-C is none) is undone.
+    Clipped steps of an optimizer in one update, which is a context, and in passes within it (see :meth:`one_pass`).
 
     Steps of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken on flat vectors of all but the
     large parameters: same numbers to the last bit, in a handful of operations instead of as many for each parameter, without
-    new memory at each, and what the pass began with stays where it was. All other steps are the optimizer's own.
+    new memory at each. The first step of a pass leaves the moments that the pass began with where they are. All other steps
+    are the optimizer's own.
 
-    :param optimizer: its state, and the gradients as they were clipped last, are up to date when a pass ends
+    :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
     :param parameters: what gradients are clipped of; usually the optimizer's
     :param max_grad_norm: largest norm of all gradients together
     :param buffers: what else a pass that is undone puts back
@@ -99,59 +101,71 @@ class FlatAdam:
     ):
         self.optimizer, self.group = optimizer, optimizer.param_groups[0]
         self.parameters, self.max_grad_norm, self.buffers = list(parameters), max_grad_norm, list(buffers)
-        self.sizes: list[int] = []
         self.flat = False
 
     def __enter__(self) -> "FlatAdam":
-        self.states = [state for one in self.parameters if (state := self.optimizer.state.get(one))]
-        steps = {float(state["step"]) for state in self.states} if has_plain_steps(self.optimizer) else set()
-        mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
-        self.flat = mine and len(steps) == 1 and len(self.states) == len(self.parameters)
-        moments = (state[name] for state in self.states for name in ("exp_avg", "exp_avg_sq")) if self.flat else ()
-        self.flat = self.flat and all(one.is_contiguous() for one in moments)
-        self.buffers_before = [one.clone() for one in self.buffers]
-        self.before = None if self.flat else self._copies()
-        self.taken, self.begun = 0, set[int]()  # steps, and large parameters whose moments are in the spare memory
-        if self.flat:
-            self.steps = steps.pop()
-            if not self.sizes:
-                self._allocate()
-            self.theirs = [
-                [self.states[i][name].view(-1) for i in self.small] if name else self.rows
-                for name in ("exp_avg", "exp_avg_sq", "")
-            ]
-            if self.small:
-                for views, vector in zip(self.theirs, (self.exp_avg, self.exp_avg_sq, self.weights), strict=True):
-                    th.cat(views, out=vector)
         return self
 
-    def _allocate(self) -> None:
-        self.sizes = [one.numel() for one in self.parameters]
-        self.small = [i for i, size in enumerate(self.sizes) if size < LARGE]
-        parts = [self.sizes[i] for i in self.small]
-        self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
-        self.exp_avg, self.exp_avg_sq, self.weights, self.gradient = (th.empty(sum(parts)) for _ in range(4))
-        self.scratch = th.empty(max(sum(parts), *self.sizes))
-        vectors = self.exp_avg, self.exp_avg_sq, self.weights, self.gradient, self.scratch[: sum(parts)]
-        self.exp_avgs, self.exp_avg_sqs, self.kept, self.clipped, self.scales = (one.split(parts) for one in vectors)
-        self.spare = _spare.setdefault(self.optimizer, {})
-        for i, parameter in enumerate(self.parameters):
-            if self.sizes[i] >= LARGE and i not in self.spare:
-                self.spare[i] = [th.empty_like(parameter, requires_grad=False) for _ in range(3)]
-        self.large = [i for i, size in enumerate(self.sizes) if size >= LARGE]
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            self._undo()
-        elif self.flat and self.taken:
-            for i, clipped in zip(self.small, self.clipped, strict=True):
+    def __exit__(self, *_: object) -> None:
+        if self.flat and self.small and self.taken:
+            for i, clipped in zip(self.small, self.gradient.split(self.sizes), strict=True):
                 gradient = self.parameters[i].grad
                 if gradient is not None:
                     gradient.copy_(clipped.view_as(gradient))
-        self.finish()
+        self._give_back()
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """A pass that is undone, with weights, buffers and the optimizer's state, if it ends with an error; Ctrl-C is none."""
+        if not self.flat:
+            self._take()
+        self.buffers_before = [one.clone() for one in self.buffers]
+        self.before = None if self.flat else self._copies()
+        self.begun: list[int] = []  # pieces whose present moments are in the spare memory
+        self.steps_before = self.steps if self.flat else 0.0
+        try:
+            yield
+        except Exception:
+            self._undo()
+            raise
+        finally:
+            self._exchange(self.begun)
+
+    def _take(self) -> None:
+        """Put the small parameters' moments into flat vectors, if steps are to be taken on these."""
+        states = [state for one in self.parameters if (state := self.optimizer.state.get(one))]
+        steps = {float(state["step"]) for state in states} if has_plain_steps(self.optimizer) else set()
+        mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
+        if not mine or len(steps) != 1 or len(states) != len(self.parameters):
+            return
+        if not all(state[name].is_contiguous() for state in states for name in MOMENTS):
+            return
+        self.flat, self.states, self.steps, self.taken = True, states, steps.pop(), 0
+        large = [i for i, one in enumerate(self.parameters) if one.numel() >= LARGE]
+        self.small = [i for i, one in enumerate(self.parameters) if one.numel() < LARGE]
+        self.sizes = [self.parameters[i].numel() for i in self.small]
+        self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
+        # a piece is a large parameter or, as the last one, all small ones; of each both moments
+        self.large, self.present = large, [[states[i][name] for name in MOMENTS] for i in large]
+        if self.small:
+            self.present.append([th.cat([states[i][name].view(-1) for i in self.small]) for name in MOMENTS])
+        spare = _memory.get(self.optimizer, [])
+        if [one[0].shape for one in spare] != [one[0].shape for one in self.present]:
+            spare = [[th.empty_like(one[0]) for _ in range(3)] for one in self.present]
+        self.spare = _memory[self.optimizer] = spare
+        self.gradient = th.empty(sum(self.sizes))
+        self.scratch = th.empty(max(one[0].numel() for one in self.present))
+        self.scales = self.scratch[: sum(self.sizes)].split(self.sizes)
 
     def _copies(self) -> tuple[list[th.Tensor], Any]:
         return [one.detach().clone() for one in self.parameters], own_tensors(self.optimizer.state_dict())
+
+    def _exchange(self, pieces: list[int]) -> None:
+        """Make the spare moments of these pieces the present ones."""
+        for piece in pieces:
+            spare, present = self.spare[piece], self.present[piece]
+            self.present[piece], spare[:2] = spare[:2], present
+        self.begun = []
 
     @th.no_grad()
     def _undo(self) -> None:
@@ -161,12 +175,13 @@ class FlatAdam:
             for parameter, weights in zip(self.parameters, self.before[0], strict=True):
                 parameter.copy_(weights)
             self.optimizer.load_state_dict(self.before[1])
-        elif self.taken:
-            for row, weights in zip(self.rows, self.kept, strict=True):
-                row.copy_(weights)
-            for i in self.begun:
-                self.parameters[i].copy_(self.spare[i][2])
-        self.flat = False
+            return
+        for piece in self.begun:
+            if piece < len(self.large):
+                self.parameters[self.large[piece]].copy_(self.spare[piece][2])
+            else:
+                th._foreach_copy_(self.rows, self.spare[piece][2].split(self.sizes))
+        self.begun, self.steps = [], self.steps_before
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -194,60 +209,76 @@ class FlatAdam:
         factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         self.steps, self.taken = self.steps + 1, self.taken + 1
         step_size = self.group["lr"] / (1 - self.group["betas"][0] ** self.steps)
+        for piece, i in enumerate(self.large):
+            new = self.spare[piece]
+            if piece not in self.begun:
+                new[2].copy_(self.parameters[i])
+            scale = self._moments(piece, gradients[i], factor)
+            self.parameters[i].addcdiv_(new[0], scale, value=-step_size)
         if self.small:
+            piece = len(self.large)
+            new = self.spare[piece]
+            if piece not in self.begun:
+                th.cat(self.rows, out=new[2])
             th.cat([gradients[i].flatten() for i in self.small], out=self.gradient)
-            own = self.exp_avg, self.exp_avg_sq
-            self._moments(self.gradient, factor, own, own)
-            th._foreach_addcdiv_(self.rows, self.exp_avgs, self.scales, -step_size)
-        for i in self.large:
-            exp_avg, exp_avg_sq, weights = self.spare[i]
-            present = exp_avg, exp_avg_sq
-            if i not in self.begun:
-                present = self.states[i]["exp_avg"], self.states[i]["exp_avg_sq"]
-                weights.copy_(self.parameters[i])
-            scale = self._moments(gradients[i], factor, present, (exp_avg, exp_avg_sq))
-            self.parameters[i].addcdiv_(exp_avg, scale, value=-step_size)
-            self.begun.add(i)
+            self._moments(piece, self.gradient, factor)
+            th._foreach_addcdiv_(self.rows, new[0].split(self.sizes), self.scales, -step_size)
 
-    def _moments(
-        self, gradient: th.Tensor, factor: th.Tensor, present: tuple[th.Tensor, th.Tensor], new: tuple[th.Tensor, th.Tensor]
-    ) -> th.Tensor:
+    def _moments(self, piece: int, gradient: th.Tensor, factor: th.Tensor) -> th.Tensor:
         """
         Clip a gradient and take it into Adam's moments.
 
+        :param piece: whose moments
         :param gradient: changed in place
         :param factor: that clips it
-        :param present: both moments
-        :param new: both moments after the step; may be the same
         :return: what the step is divided by, in the scratch memory
         """
         beta1, beta2 = self.group["betas"]
+        exp_avg, exp_avg_sq, _ = self.spare[piece]
+        before = (exp_avg, exp_avg_sq) if piece in self.begun else self.present[piece]
         gradient.mul_(factor)
-        th.lerp(present[0], gradient, 1 - beta1, out=new[0])
-        th.mul(present[1], beta2, out=new[1]).addcmul_(gradient, gradient, value=1 - beta2)
+        th.lerp(before[0], gradient, 1 - beta1, out=exp_avg)
+        th.mul(before[1], beta2, out=exp_avg_sq).addcmul_(gradient, gradient, value=1 - beta2)
+        if piece not in self.begun:
+            self.begun.append(piece)
         scale = self.scratch[: gradient.numel()].view_as(gradient)
-        th.sqrt(new[1], out=scale)
+        th.sqrt(exp_avg_sq, out=scale)
         return scale.div_((1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
 
+    @th.no_grad()
+    def weights_are_finite(self) -> bool:
+        """:return: whether all parameters are finite numbers"""
+        if self.flat:
+            parts = [self.parameters[i] for i in self.large]
+            if self.small:
+                parts.append(th.cat(self.rows, out=self.scratch[: sum(self.sizes)]))
+            if all(math.isfinite(part.sum()) for part in parts):
+                return True
+        return all(bool(one.isfinite().all()) for one in self.parameters)  # a sum may overflow
+
+    @th.no_grad()
     def _leave(self) -> None:
         """Go on with the optimizer's own steps, in a pass that was begun without them."""
-        present = [one.detach().clone() for one in self.parameters]
-        buffers = [one.clone() for one in self.buffers]
+        everything = [*self.parameters, *self.buffers]
+        now, begun, steps = [one.detach().clone() for one in everything], self.begun, self.steps
         self._undo()
-        self.before, self.flat = self._copies(), True
-        for one, now in zip([*self.parameters, *self.buffers], [*present, *buffers], strict=True):
-            one.data.copy_(now)
-        self.finish()
+        self._give_back()
+        self.before = self._copies()
+        for one, value in zip(everything, now, strict=True):
+            one.copy_(value)
+        self.flat, self.steps = True, steps
+        self._exchange(begun)
+        self._give_back()
 
-    def finish(self) -> None:
-        """Give the optimizer its state back, from which on steps are its own."""
-        if self.flat and self.taken:
-            moments = [*self.exp_avgs, *self.exp_avg_sqs]
-            if moments:
-                th._foreach_copy_([*self.theirs[0], *self.theirs[1]], moments)
-            for i in self.begun:
-                state, spare = self.states[i], self.spare[i]
-                state["exp_avg"], spare[0] = spare[0], state["exp_avg"]
-                state["exp_avg_sq"], spare[1] = spare[1], state["exp_avg_sq"]
-            th._foreach_add_([state["step"] for state in self.states], float(self.taken))
+    def _give_back(self) -> None:
+        """Give the optimizer its state, from which on steps are its own."""
+        if not self.flat:
+            return
         self.flat = False
+        for piece, i in enumerate(self.large):
+            self.states[i] |= dict(zip(MOMENTS, self.present[piece], strict=True))
+        if self.small:
+            theirs = [self.states[i][name].view(-1) for name in MOMENTS for i in self.small]
+            th._foreach_copy_(theirs, [part for one in self.present[-1] for part in one.split(self.sizes)])
+        for state in self.states:
+            state["step"].fill_(self.steps)

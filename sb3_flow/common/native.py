@@ -180,7 +180,8 @@ class NativeLearner:
         )
         metrics = {name: column for name, column in zip(METRICS, table.T, strict=True) if name not in self.without}
         try:
-            check_pass(number, metrics["loss"][: len(table) - stopped], self.loops.parameters, self.rollout)
+            finite = bool(np.isfinite(self.loops.parameters).all())
+            check_pass(number, metrics["loss"][: len(table) - stopped], finite, self.rollout)
         except FloatingPointError:
             for one, copied in zip(state, self.before, strict=True):
                 one.copy_(copied)

@@ -14,7 +14,7 @@ from sb3_flow.common.backends import choose_backend, requested_backend
 from sb3_flow.common.checks import check_number
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
-from sb3_flow.common.finite import check_pass, norms_or_weights
+from sb3_flow.common.finite import check_pass
 from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native_choice import linear_layers, not_covered, torch_is_faster
@@ -170,21 +170,22 @@ class PolicyGradient(PersistentOnPolicy):
         policy = self.policy
         steps = FlatAdam(policy.optimizer, policy.parameters(), self.max_grad_norm, policy.buffers())
         passes: list[dict[str, np.ndarray]] = []
-        for epoch in range(self.n_epochs):
-            if recompute == "epoch" and epoch > 0:
-                self._estimate_again()
-            by_episode = self.policy_loss in ("gspo", "gspo_token")
-            if self.native is not None:
-                learner = learner or self._native_learner(clip)
-                found, stop = learner.epoch(self.batch_size, by_episode, self._n_updates + 1)
-            else:
-                found, stop = self._epoch(steps, clip, by_episode, recompute == "minibatch")
-            passes.append(found)
-            self._n_updates += 1
-            if stop:
-                if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
-                break
+        with steps:
+            for epoch in range(self.n_epochs):
+                if recompute == "epoch" and epoch > 0:
+                    self._estimate_again()
+                by_episode = self.policy_loss in ("gspo", "gspo_token")
+                if self.native is not None:
+                    learner = learner or self._native_learner(clip)
+                    found, stop = learner.epoch(self.batch_size, by_episode, self._n_updates + 1)
+                else:
+                    found, stop = self._epoch(steps, clip, by_episode, recompute == "minibatch")
+                passes.append(found)
+                self._n_updates += 1
+                if stop:
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
+                    break
         self._log(passes, clip)
 
     def _epoch(
@@ -194,7 +195,7 @@ class PolicyGradient(PersistentOnPolicy):
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
         at_once = 0 if recompute else AT_ONCE
-        with unchecked_distributions(), in_place_activations(self.policy), steps:
+        with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass():
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
@@ -212,7 +213,7 @@ class PolicyGradient(PersistentOnPolicy):
             table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
             columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
             losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
-            check_pass(self._n_updates + 1, losses, norms_or_weights(self.policy), self.rollout_buffer)
+            check_pass(self._n_updates + 1, losses, steps.weights_are_finite(), self.rollout_buffer)
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":

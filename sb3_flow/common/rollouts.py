@@ -71,18 +71,21 @@ class EstimatedRollouts(RolloutBuffer):
         self.proximal_log_probs: np.ndarray | None = None
         self.rows: np.ndarray | None = None  # flat numbers of the rows to learn from, None for all
 
-    def record(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, alive: np.ndarray | None) -> None:
+    def record(
+        self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray | None, alive: np.ndarray | None
+    ) -> None:
         """
         What SB3's ``add`` has no room for; to be called just before it.
 
         :param rewards: raw rewards, shape ``(n_envs,)``, as are the others
         :param terminated: the episode ended by itself
-        :param truncated: a time limit cut the episode
+        :param truncated: a time limit cut the episode; None if it cut none
         :param alive: whether the step counts, None if all do
         """
         self.raw_rewards[self.pos] = rewards
         self.terminated[self.pos] = terminated
-        self.truncated[self.pos] = truncated
+        if truncated is not None:
+            self.truncated[self.pos] = truncated
         if alive is not None:
             self.alive[self.pos] = alive
 
