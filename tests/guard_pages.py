@@ -31,7 +31,7 @@ ensemble(th.randn(5, 4))
 fused.check = lambda *arguments: None
 layers = fused.FusedMLP(list(zip(ensemble.weights, ensemble.biases))).layers
 with th.no_grad(), guarding():
-    fused._Forward(layers, 6)(th.randn(5, 4))
+    fused._Forward(*fused.read(layers), layers, 6)(th.randn(5, 4))
 """
 
 

@@ -26,8 +26,6 @@ def is_plain(tensor: Any) -> TypeGuard[th.Tensor]:
         and tensor.is_cpu
         and tensor.layout is th.strided
         and not tensor.is_neg()
-        and not tensor._is_zerotensor()
-        and th._C._has_storage(tensor)
     )
 
 
@@ -55,7 +53,11 @@ def can_fuse(*tensors: object) -> bool:
     :param tensors: inputs of a network
     :return: whether the compiled network may be used on them now: all are plain and none is empty, and nothing looks in
     """
-    return nothing_looks_in() and all(is_plain(tensor) and tensor.numel() for tensor in tensors)
+    for tensor in tensors:
+        # Wrappers of transforms that are over have no memory, nor has the zero that a derivative may be
+        if not (is_plain(tensor) and tensor.numel() and th._C._has_storage(tensor) and not tensor._is_zerotensor()):
+            return False
+    return nothing_looks_in()
 
 
 def is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -94,7 +94,7 @@ class FusedMLP:
         :raises ValueError: if they cannot read the inputs
         """
         if not th.is_grad_enabled():
-            return _Forward(self.layers, _rows("inputs", inputs))(inputs)
+            return _Forward(*read(self.layers), self.layers, _rows("inputs", inputs))(inputs)
         parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
         return _FusedMLP.apply(self, inputs, *parameters)  # type: ignore[no-any-return]
 
@@ -114,30 +114,34 @@ class FusedMLP:
                 f"`features` must be some of the {shape.columns[0]} inputs of one network, but {features.shape[1]} of"
                 f" {tuple(self.layers[0].weight.shape)} was given."
             )
-        with th.no_grad():
-            first = self.layers[0].weight[:, : features.shape[1]]
-            start = th.addmm(self.layers[0].bias, features, first.t())
-            # Copies: contiguous ones need no further copy in each call, and nobody exchanges or frees them
-            weights = [layer.weight.t() for layer in self.layers]
-            weights[0] = weights[0][features.shape[1] :]
-            layers = [
-                Layer(weight.clone(memory_format=th.contiguous_format)[None], layer.bias.clone()[None, None])
-                for weight, layer in zip(weights, self.layers, strict=True)
-            ]
-        return _Forward(layers, batch, start=start)
+        weights, biases = [layer.weight.detach().t() for layer in self.layers], [layer.bias.detach() for layer in self.layers]
+        start = th.addmm(biases[0], features.detach(), weights[0][: features.shape[1]])
+        weights[0] = weights[0][features.shape[1] :]
+        # Copies: contiguous ones need no further copy in each call, and nobody exchanges or frees them
+        weights = [weight.clone(memory_format=th.contiguous_format) for weight in weights]
+        biases = [bias.clone() for bias in biases]
+        columns = shape.columns[0] - features.shape[1], *shape.columns[1:]
+        distances = tuple((0, size, 1) for size in columns[1:])
+        addresses: list[int] = []
+        for weight, bias in zip(weights, biases, strict=True):
+            addresses += address_of(weight), address_of(bias), 0, 0
+        copies = Shape(True, 1, columns, distances, shape.normed)
+        return _Forward(copies, addresses, (weights, biases), batch, start=start)
 
 
 def _rows(name: str, inputs: th.Tensor) -> int:
     if not is_plain(inputs) or inputs.dim() != 2 or not inputs.numel():
         raise ValueError(f"`{name}` must be float32 rows on the CPU, at least one of them, but {describe(inputs)} was given.")
-    return len(inputs)
+    return inputs.shape[0]
 
 
 class _Forward:
     """
     Forward pass of a network, any number of times in the same memory, one after the other.
 
-    :param layers: of the network
+    :param shape: of the network
+    :param parameters: their addresses, see :func:`read`
+    :param owned: what these are the addresses of, kept as long as they are
     :param batch: rows of the inputs
     :param keeps_z: see :class:`sb3_flow.flow.plans.ForwardPlan`
     :param keeps_out: likewise
@@ -146,22 +150,22 @@ class _Forward:
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        shape: Shape,
+        parameters: Sequence[int],
+        owned: Any,
         batch: int,
         keeps_z: bool = False,
         keeps_out: bool = False,
         start: th.Tensor | None = None,
     ) -> None:
-        self.shape, parameters = read(layers)
-        columns = self.shape.columns
-        self.input_shape, self.result_shape = (batch, columns[0]), (self.shape.members, batch, columns[-1])
+        self.shape, columns = shape, shape.columns
+        self.input_shape, self.result_shape = (batch, columns[0]), (shape.members, batch, columns[-1])
         if start is not None:
             check("start", start, (batch, columns[1]))
-        self._settings = self.shape, batch, keeps_z, keeps_out, start is not None, th.get_num_threads()
-        self._plan = plan_forward(*self._settings, None)
-        memory, self._arrays = self._plan.memory.allocate(layers[0].weight)
+        self._plan = plan_forward(shape, batch, keeps_z, keeps_out, start is not None, th.get_num_threads())
+        memory, self._arrays = self._plan.memory.allocate()
         self._rest = [0 if start is None else address_of(start), *parameters, *self._arrays]
-        self._kept, self._lock = (layers, start, memory), Lock()  # the kernels know addresses only
+        self._kept, self._lock = (owned, start, memory), Lock()  # the kernels know addresses only
 
     @property
     def hidden(self) -> list[int]:
@@ -199,7 +203,7 @@ class _Forward:
         inputs, velocity = x.new_empty(self.input_shape), th.empty_like(x)
         addresses = [0, address_of(inputs), address_of(velocity), *self._rest, *map(address_of, (x, time, step))]
         with self._lock:
-            plan_forward(*self._settings, steps).launch(addresses)
+            self._plan.integration(steps)(addresses)
         return x
 
 
@@ -207,7 +211,8 @@ class _FusedMLP(th.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: FusedMLP, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
         learns = any(ctx.needs_input_grad[2:])
-        ctx.pass_ = _Forward(network.layers, _rows("inputs", inputs), keeps_z=True, keeps_out=learns)
+        batch = _rows("inputs", inputs)
+        ctx.pass_ = _Forward(*read(network.layers), network.layers, batch, keeps_z=True, keeps_out=learns)
         ctx.save_for_backward(inputs, *parameters)
         ctx.parts, ctx.learns = [2 if layer.scale is None else 4 for layer in network.layers], learns
         return ctx.pass_(inputs)  # type: ignore[no-any-return]
@@ -258,8 +263,8 @@ def _gradients(
         raise ValueError(f"Parameters had the shape {pass_.shape} in the forward pass, but have {shape} in the backward pass.")
     check("inputs", inputs, pass_.input_shape)
     check("grad", grad, pass_.result_shape)
-    plan = plan_backward(shape, len(inputs), of_inputs, learns)
-    _memory, arrays = plan.memory.allocate(grad)  # kept until the kernels have run
+    plan = plan_backward(shape, inputs.shape[0], of_inputs, learns)
+    _memory, arrays = plan.memory.allocate()  # kept until the kernels have run
     to_inputs = grad.new_empty(shape.members, *inputs.shape) if of_inputs else None
     inputs, grad, zeros = inputs.contiguous(), grad.contiguous(), grad.new_zeros(max(shape.columns))
     into = 0 if to_inputs is None else address_of(to_inputs)

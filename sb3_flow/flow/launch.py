@@ -135,11 +135,8 @@ class Memory:
             self._at.append((len(self._totals) - 1, 4 * self._totals[-1]))
             self._totals[-1] += -(-size // ALIGNMENT) * ALIGNMENT
 
-    def allocate(self, like: th.Tensor) -> tuple[list[th.Tensor], list[int]]:
-        """
-        :param like: what type and device are taken from
-        :return: the memory, and the address of each array
-        """
-        memory = [like.new_empty(total) for total in self._totals]
+    def allocate(self) -> tuple[list[th.Tensor], list[int]]:
+        """:return: the memory, and the address of each array"""
+        memory = [th.empty(total, dtype=th.float32, device="cpu") for total in self._totals]
         starts = [piece.data_ptr() for piece in memory]
         return memory, [starts[piece] + offset for piece, offset in self._at]

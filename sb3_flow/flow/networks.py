@@ -56,7 +56,7 @@ class VelocityNetwork(CompiledNetwork):
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
         network = self.fused_linear(self.layers) if can_fuse(features) else None
-        if network is None or not (th.is_grad_enabled() or repays_integration(network, len(features))):
+        if network is None or not (th.is_grad_enabled() or repays_integration(network, features.shape[0])):
             return self._bind_plain(features)
         return _FusedVelocity(features, network, self._bind_plain)
 
@@ -155,7 +155,7 @@ class EnsembleMLP(CompiledNetwork):
         network = self.fused(layers, self.activation)
 
         def ensemble(inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
-            if network is not None and can_fuse(inputs) and (th.is_grad_enabled() or repays_call(network, len(inputs))):
+            if network is not None and can_fuse(inputs) and (th.is_grad_enabled() or repays_call(network, inputs.shape[0])):
                 with suppress(NotCovered):
                     return network(inputs, frozen)
             used = [[parameter.detach() for parameter in layer] for layer in layers] if frozen else layers

@@ -53,7 +53,6 @@ class ForwardPlan:
     :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise they do so
     :param started: the first layer's product is added to rows of its own
     :param threads: that it runs on
-    :param steps: of an integration, None for a single call
     """
 
     INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
@@ -66,7 +65,6 @@ class ForwardPlan:
         keeps_out: bool,
         started: bool,
         threads: int,
-        steps: int | None,
     ) -> None:
         members, columns = shape.members, shape.columns
         # Layers share memory only if they are of one width: threads are at different layers at a time
@@ -114,13 +112,18 @@ class ForwardPlan:
             )
             layers.append(part)
             x, x_member = out, batch * size
-        elements = members * batch * max(widths, default=0)
-        if steps is None:
-            self.launch = Launch(kernels().forward, elements, head, layers)
-            return
-        last = first + len(sizes)
-        end = Integration(steps=steps, size=columns[-1], x=Address(last), time=Address(last + 1), step=Address(last + 2))
-        self.launch = Launch(kernels().integrate, elements, head, layers, end)
+        self._parts = members * batch * max(widths, default=0), head, layers
+        self._size, self._last = columns[-1], first + len(sizes)
+        self.launch = Launch(kernels().forward, *self._parts)
+        self._integrations: dict[int, Launch] = {}
+
+    def integration(self, steps: int) -> Launch:
+        """:return: so many Euler steps"""
+        if steps not in self._integrations:
+            x, time, step = (Address(self._last + i) for i in range(3))
+            end = Integration(steps=steps, size=self._size, x=x, time=time, step=step)
+            self._integrations[steps] = Launch(kernels().integrate, *self._parts, end)
+        return self._integrations[steps]
 
 
 class BackwardPlan:
