@@ -237,8 +237,10 @@ def test_without_iterations_and_radius_it_is_best_of_m(counted, noise):
     velocity, critic, _ = counted
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
     expected = best_of_n(samples, critic(samples))
-    assert th.equal(beam_search(velocity, critic, noise, None, iterations=0, eta=0.0), expected)
-    assert not th.equal(beam_search(velocity, critic, noise, None, iterations=0, eta=0.3), expected)
+    # to rounding: calls of few rows are torch's, others the kernels'
+    found = beam_search(velocity, critic, noise, None, iterations=0, eta=0.0)
+    th.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert (beam_search(velocity, critic, noise, None, iterations=0, eta=0.3) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("completion", ["diagonal", "average"])
@@ -246,11 +248,11 @@ def test_without_noise_branches_equal_their_parents(counted, noise, completion):
     velocity, critic, _ = counted
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
     still = beam_search(velocity, critic, noise, None, branches=2, eta=0.0, rho=math.inf, completion=completion)
-    assert (still[:, None] == samples).all(dim=-1).any(dim=1).all()
+    assert ((still[:, None] - samples).norm(dim=-1).amin(dim=1) <= 1e-6).all()
     moved = beam_search(velocity, critic, noise, None, branches=2, eta=0.1, rho=math.inf, completion=completion)
     distances = (moved[:, None] - samples).norm(dim=-1).amin(dim=1)
     assert (distances <= 0.1 + 1e-6).all()
-    assert (distances > 0).all()
+    assert (distances > 1e-3).all()
 
 
 def test_signal_to_noise_ratio_sets_the_time():
