@@ -44,7 +44,8 @@ class PPO(PolicyGradient, SB3PPO):
         but the first), "minibatch" (after each gradient step: one pass over the rollout each), "never", or "auto": "epoch"
         for V-trace, which has nothing to correct otherwise, "never" for the rest
     :param backend: "native": acting and learning in compiled loops, several times faster, for ``MlpPolicy`` with tanh or ReLU
-        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": native where it can, which
+        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": native, unless networks and
+        minibatches are so large that torch is faster: a fixed rule, applied when the model is built and saved with it, which
         ``verbose=1`` prints. Both take the same minibatches and agree to rounding; native actions come from a generator of
         their own
     """
