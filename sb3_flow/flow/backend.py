@@ -38,12 +38,10 @@ def not_covered(policy: nn.Module) -> str | None:
     return threads_without_kernels()
 
 
-FEW_ROWS = 8
-"""Fewer rows than these do not repay bringing weights into another order."""
-LITTLE_WORK = 300_000
-"""Weights times rows of a call that does not repay the launch of a kernel."""
-MANY_WEIGHTS = 600_000
-"""A network with fewer weights repays even the integration of a single row."""
+FEW_ROWS, LITTLE_WORK = 16, 300_000
+"""Rows, and rows times weights, of a call that does not repay its kernel."""
+FEW_POINTS, MANY_WEIGHTS = 8, 600_000
+"""Points whose integration does not repay bringing so many weights into another order."""
 
 
 def compiled_networks(module: nn.Module) -> "list[CompiledNetwork]":
@@ -76,7 +74,7 @@ class CompiledNetwork(nn.Module):
 
         :param rows: points
         """
-        return th.is_grad_enabled() or rows >= FEW_ROWS or self.n_weights <= MANY_WEIGHTS
+        return th.is_grad_enabled() or rows >= FEW_POINTS or self.n_weights <= MANY_WEIGHTS
 
     def fused(self, layers: Sequence[Sequence[th.Tensor]], activation: nn.Module) -> FusedMLP | None:
         """
