@@ -24,7 +24,7 @@ REASON = "numba cannot be used (ImportError: no such module)"
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.delenv("SB3_FLOW_BACKEND", raising=False)
-    for name in ("LITTLE_WORK", "FEW_ROWS"):  # nothing is too little for kernels
+    for name in ("LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"):  # nothing is too little for kernels
         monkeypatch.setattr(flow_backend, name, 0)
 
 
@@ -165,7 +165,7 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
     ensemble, field = EnsembleMLP(2, 10, [100, 100]), VelocityNetwork(5, 5, [100])
     wide = VelocityNetwork(5, 5, [800, 800])
     with th.no_grad():
-        for network, rows, expected in ((ensemble, 7, 0), (ensemble, 8, 0), (ensemble, 32, 1)):
+        for network, rows, expected in ((ensemble, 15, 0), (ensemble, 32, 1), (EnsembleMLP(2, 10, [10]), 32, 0)):
             launches.clear()
             network(th.randn(rows, 10))
             assert len(launches) == expected

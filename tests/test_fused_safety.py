@@ -60,7 +60,7 @@ def observations():
 @pytest.fixture(autouse=True)
 def however_little_work(monkeypatch):
     """Torch's operators are left nothing that is too little."""
-    for name in ("LITTLE_WORK", "FEW_ROWS"):
+    for name in ("LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"):
         monkeypatch.setattr(flow_backend, name, 0)
 
 

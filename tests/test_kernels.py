@@ -15,7 +15,7 @@ from sb3_flow.kernels import activations
 from sb3_flow.kernels.panels import CHUNK, LANES, PANEL, pointer, product
 
 FEATURES, ACTIONS = 3, 4
-LIMITS = "LITTLE_WORK", "FEW_ROWS"
+LIMITS = "LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"
 
 
 @pytest.fixture(autouse=True)

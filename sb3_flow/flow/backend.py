@@ -9,7 +9,7 @@ from torch import nn
 from sb3_flow.compiled import unavailable
 from sb3_flow.flow import launch
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.fusable import is_untouched, nothing_looks_in
+from sb3_flow.flow.fusable import is_untouched
 from sb3_flow.flow.fused import FusedMLP
 
 
@@ -38,37 +38,10 @@ def not_covered(policy: nn.Module) -> str | None:
     return threads_without_kernels()
 
 
-FEW_ROWS = 8
-"""Fewer rows than these do not repay bringing weights into another order."""
-LITTLE_WORK = 300_000
-"""Weights times rows of a call that does not repay the launch of a kernel."""
-MANY_WEIGHTS = 600_000
-"""A network with fewer weights repays even the integration of a single row."""
-
-
-def repays_call(network: FusedMLP, rows: int) -> bool:
-    """
-    Say whether a compiled network is faster than torch's operators at a call without gradients. The rule is a fixed one in the
-    sizes, so that a run can be repeated; it is fitted to ``tests/benchmarks/backend_choice_flow.py``.
-
-    :param network: what would be called
-    :param rows: of its input
-    """
-    return rows >= FEW_ROWS and rows * _weights(network) >= LITTLE_WORK
-
-
-def repays_integration(network: FusedMLP, rows: int) -> bool:
-    """
-    As :func:`repays_call`, of an integration, all steps of which are one launch.
-
-    :param network: the velocity field
-    :param rows: points
-    """
-    return rows >= FEW_ROWS or _weights(network) <= MANY_WEIGHTS
-
-
-def _weights(network: FusedMLP) -> int:
-    return sum(layer.weight.numel() for layer in network.layers)
+FEW_ROWS, LITTLE_WORK = 16, 300_000
+"""Rows, and rows times weights, of a call that does not repay its kernel."""
+FEW_POINTS, MANY_WEIGHTS = 8, 600_000
+"""Points whose integration does not repay bringing so many weights into another order."""
 
 
 def compiled_networks(module: nn.Module) -> "list[CompiledNetwork]":
@@ -84,17 +57,33 @@ class CompiledNetwork(nn.Module):
     """
 
     native: bool = True
+    n_weights: int
+
+    def repays_call(self, rows: int) -> bool:
+        """
+        Say whether kernels are faster than torch's operators at one call. Without gradients that is a fixed rule in the sizes,
+        so that a run can be repeated; it is fitted to ``tests/benchmarks/backend_choice_flow.py``.
+
+        :param rows: of the input
+        """
+        return th.is_grad_enabled() or (rows >= FEW_ROWS and rows * self.n_weights >= LITTLE_WORK)
+
+    def repays_integration(self, rows: int) -> bool:
+        """
+        As :meth:`repays_call`, of an integration, all steps of which are one launch.
+
+        :param rows: points
+        """
+        return th.is_grad_enabled() or rows >= FEW_POINTS or self.n_weights <= MANY_WEIGHTS
 
     def fused(self, layers: Sequence[Sequence[th.Tensor]], activation: nn.Module) -> FusedMLP | None:
         """
         :param layers: parameters of each layer
         :param activation: of the hidden layers
-        :return: the compiled network; None if it may not be used now, or does not compute this
+        :return: the compiled network; None if kernels may not be used or do not compute this
         """
         can_run = unavailable() is None and threads_without_kernels() is None
-        if not (self.native and can_run and is_untouched(activation, TanhGELU) and nothing_looks_in()):
-            return None
-        return FusedMLP(layers)
+        return FusedMLP(layers) if self.native and can_run and is_untouched(activation, TanhGELU) else None
 
     def fused_linear(self, layers: Iterable[nn.Module]) -> FusedMLP | None:
         """:return: :meth:`fused` of ``nn.Linear`` layers, which hooks, parametrizations or exchanged ones rule out"""

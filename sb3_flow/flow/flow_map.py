@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.backend import CompiledNetwork, repays_call
-from sb3_flow.flow.fusable import can_fuse, is_untouched
+from sb3_flow.flow.backend import CompiledNetwork
+from sb3_flow.flow.fusable import are_filled, is_untouched, nothing_looks_in
 from sb3_flow.flow.fused import NotCovered
 
 AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
@@ -54,6 +54,7 @@ class FlowMapNetwork(CompiledNetwork):
             raise ValueError(f"`fourier_dim` must be even and not negative, but {fourier_dim} was given.")
         self.features_dim = features_dim
         sizes = [features_dim + action_dim + 2 * (fourier_dim or 1), *net_arch, action_dim]
+        self.n_weights = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
         layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
@@ -83,16 +84,17 @@ class FlowMapNetwork(CompiledNetwork):
             candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
         :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
         """
-        network = self.fused_linear(self.layers) if can_fuse(features) else None
-        if network is None:
+        if not (self.native and nothing_looks_in()):
             return self._bind_plain(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
             rows = a.shape[:-1]
-            if can_fuse(a, r, t) and (th.is_grad_enabled() or repays_call(network, math.prod(rows))):
-                inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
-                with suppress(NotCovered):
-                    return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+            if nothing_looks_in() and self.repays_call(math.prod(rows)) and are_filled(features, a, r, t):
+                network = self.fused_linear(self.layers)
+                if network is not None:
+                    inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
+                    with suppress(NotCovered):
+                        return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
             return self._bind_plain(features)(a, r, t)
 
         return velocity

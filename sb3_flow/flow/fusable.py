@@ -51,13 +51,18 @@ def nothing_looks_in() -> bool:
 def can_fuse(*tensors: object) -> bool:
     """
     :param tensors: inputs of a network
-    :return: whether the compiled network may be used on them now: all are plain and none is empty, and nothing looks in
+    :return: whether the compiled network may be used on them now: nothing looks in, all are plain and none is empty
     """
+    return nothing_looks_in() and are_filled(*tensors)
+
+
+def are_filled(*tensors: object) -> bool:
+    """:return: whether all are plain tensors, not empty, with memory of their own"""
     for tensor in tensors:
         # Wrappers of transforms that are over have no memory, nor has the zero that a derivative may be
         if not (is_plain(tensor) and tensor.numel() and th._C._has_storage(tensor) and not tensor._is_zerotensor()):
             return False
-    return nothing_looks_in()
+    return True
 
 
 def is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.backend import CompiledNetwork, repays_call, repays_integration
-from sb3_flow.flow.fusable import can_fuse, is_untouched
+from sb3_flow.flow.backend import CompiledNetwork
+from sb3_flow.flow.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in
 from sb3_flow.flow.fused import FusedMLP, NotCovered
 from sb3_flow.flow.mlp import Layer, mlp
 from sb3_flow.flow.ode import Velocity
@@ -40,6 +40,7 @@ class VelocityNetwork(CompiledNetwork):
         super().__init__()
         self.features_dim = features_dim
         sizes = [features_dim + action_dim + 1, *net_arch, action_dim]
+        self.n_weights = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
         layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
@@ -55,10 +56,11 @@ class VelocityNetwork(CompiledNetwork):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        network = self.fused_linear(self.layers) if can_fuse(features) else None
-        if network is None or not (th.is_grad_enabled() or repays_integration(network, features.shape[0])):
-            return self._bind_plain(features)
-        return _FusedVelocity(features, network, self._bind_plain)
+        if self.native and nothing_looks_in() and self.repays_integration(features.shape[0]) and are_filled(features):
+            network = self.fused_linear(self.layers)
+            if network is not None:
+                return _FusedVelocity(features, network, self._bind_plain)
+        return self._bind_plain(features)
 
     def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
         layers: list[Any] = list(self.layers)
@@ -138,6 +140,7 @@ class EnsembleMLP(CompiledNetwork):
         self.n_members = n_members
         self.activation = activation_fn()
         sizes = [input_dim, *net_arch, 1]
+        self.n_weights = n_members * sum(n_in * n_out for n_in, n_out in pairwise(sizes))
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         for n_in, n_out in pairwise(sizes):
@@ -152,12 +155,13 @@ class EnsembleMLP(CompiledNetwork):
         groups = [_parameters(group) for group in (self.weights, self.biases, self.scales, self.shifts)]
         *hidden_layers, last = zip_longest(*groups)
         layers: list[Any] = [*hidden_layers, last[:2]]
-        network = self.fused(layers, self.activation)
 
         def ensemble(inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
-            if network is not None and can_fuse(inputs) and (th.is_grad_enabled() or repays_call(network, inputs.shape[0])):
-                with suppress(NotCovered):
-                    return network(inputs, frozen)
+            if self.native and nothing_looks_in() and self.repays_call(inputs.shape[0]) and are_filled(inputs):
+                network = self.fused(layers, self.activation)
+                if network is not None:
+                    with suppress(NotCovered):
+                        return network(inputs, frozen)
             used = [[parameter.detach() for parameter in layer] for layer in layers] if frozen else layers
             return mlp([Layer(*layer) for layer in used], inputs, self.activation)
 

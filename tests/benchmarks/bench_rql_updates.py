@@ -8,14 +8,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from unittest import mock
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.logger import configure
 
 from sb3_flow import RQL, OfflineDataset
-from sb3_flow.flow import networks
 
 BATCH, OBSERVATION, CHUNK, ACTION = 256, 55, 5, 5
 MATRIX_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
@@ -52,11 +50,10 @@ def seconds(function: Callable[[], object]) -> float:
 
 def matrix_products(rql: RQL) -> Callable[[], None]:
     """:return: a function that makes one update's matrix products with torch, and nothing else"""
-    with (
-        mock.patch.object(networks, "can_fuse", return_value=False),  # the kernels' own products are not recorded
-        th.profiler.profile(activities=[th.profiler.ProfilerActivity.CPU], record_shapes=True) as profile,
-    ):
+    rql.policy.set_backend("torch")  # the kernels' own products are not recorded
+    with th.profiler.profile(activities=[th.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         rql.train(1, BATCH)
+    rql.policy.set_backend("auto")
     operands = []
     for event in profile.events():
         if event.name in MATRIX_PRODUCTS:
