@@ -233,6 +233,7 @@ def test_number_of_function_evaluations(counted, noise, completion, branches, it
     assert len(rows) == 1 + iterations  # all branches of all observations at once
 
 
+@th.no_grad()
 def test_without_iterations_and_radius_it_is_best_of_m(counted, noise):
     velocity, critic, _ = counted
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
@@ -242,11 +243,12 @@ def test_without_iterations_and_radius_it_is_best_of_m(counted, noise):
 
 
 @pytest.mark.parametrize("completion", ["diagonal", "average"])
+@th.no_grad()
 def test_without_noise_branches_equal_their_parents(counted, noise, completion):
     velocity, critic, _ = counted
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
     still = beam_search(velocity, critic, noise, None, branches=2, eta=0.0, rho=math.inf, completion=completion)
-    assert (still[:, None] == samples).all(dim=-1).any(dim=1).all()
+    assert th.isclose(still[:, None], samples, atol=1e-6).all(dim=-1).any(dim=1).all()  # of other numbers of rows
     moved = beam_search(velocity, critic, noise, None, branches=2, eta=0.1, rho=math.inf, completion=completion)
     distances = (moved[:, None] - samples).norm(dim=-1).amin(dim=1)
     assert (distances <= 0.1 + 1e-6).all()
