@@ -219,7 +219,7 @@ class FlatAdam:
     def _step(self, gradients: list[th.Tensor], loss: th.Tensor) -> None:
         # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
         norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
-        if not self.keep and not (math.isfinite(norm) and math.isfinite(loss)):
+        if not self.keep and not (math.isfinite(norm.item()) and math.isfinite(loss.item())):
             self.broken = True
             return
         factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
