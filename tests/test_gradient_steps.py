@@ -25,7 +25,7 @@ class Stock:
     def __init__(self, optimizer: th.optim.Optimizer, parameters: list[th.Tensor], max_grad_norm: float):
         self.optimizer, self.parameters, self.max_grad_norm = optimizer, parameters, max_grad_norm
 
-    def step(self) -> None:
+    def step(self, loss: Any = None) -> None:
         th.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         self.optimizer.step()
 
@@ -51,7 +51,7 @@ def stepped(kind: Any, optimizer_class: Any, left_out: bool = False, **options: 
                     parameter.grad = th.randn(parameter.shape, generator=generator) * 0.1 * (number % 4)
                 if left_out and use == 1 and number == 10:
                     parameters[2].grad = None
-                steps.step()
+                steps.step(th.tensor(0.0))
     return parameters, optimizer.state_dict()["state"], flat
 
 
@@ -100,7 +100,7 @@ def test_a_pass_that_ends_with_an_error_is_undone(optimizer_class: Any, left_out
                             parameter.grad = th.randn(parameter.shape, generator=generator)
                         if left_out and number == 2:
                             parameters[1].grad = None
-                        steps.step()
+                        steps.step(th.tensor(0.0))
                         mean.add_(1)
                     if error and place == len(passes):
                         raise error
@@ -132,6 +132,29 @@ def test_a_pass_that_ends_with_an_error_is_undone(optimizer_class: Any, left_out
     assert not any(map(th.equal, state()[: len(SHAPES)], expected))
 
 
+@pytest.mark.parametrize("large", [1, 8, 2**17])
+def test_a_single_step_that_would_break_is_not_taken(large: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gradient_steps, "LARGE", large)
+    generator = th.Generator().manual_seed(0)
+    parameters = [th.randn(shape, generator=generator).requires_grad_() for shape in SHAPES]
+    twins = [one.detach().clone().requires_grad_() for one in parameters]
+    optimizer, other = th.optim.Adam(parameters), th.optim.Adam(twins)
+    for number in range(6):
+        for parameter, twin in zip(parameters, twins, strict=True):
+            parameter.grad = th.randn(parameter.shape, generator=generator)
+            twin.grad = parameter.grad.clone()
+        if number == 4:
+            parameters[3].grad[2] = np.inf
+        if number not in (3, 4):
+            Stock(other, twins, 0.5).step()
+        with FlatAdam(optimizer, parameters, 0.5) as steps, steps.one_pass(single=True):
+            steps.step(th.tensor(np.inf if number == 3 else 1.0))
+            assert steps.weights_are_finite() == (number not in (3, 4))
+        assert all(map(th.equal, parameters, twins))
+        states = (one.state_dict()["state"].values() for one in (optimizer, other))
+        assert all(th.equal(mine[name], theirs[name]) for mine, theirs in zip(*states, strict=True) for name in theirs)
+
+
 @pytest.mark.parametrize("large", [1, 2**17])
 def test_gradients_are_left_clipped(large: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(gradient_steps, "LARGE", large)
@@ -140,7 +163,7 @@ def test_gradients_are_left_clipped(large: int, monkeypatch: Any) -> None:
     for _ in range(2):
         with FlatAdam(optimizer, [parameter], 0.5) as steps, steps.one_pass():
             parameter.grad = th.ones(3)
-            steps.step()
+            steps.step(th.tensor(0.0))
         assert float(parameter.grad.norm()) == pytest.approx(0.5, rel=1e-5)
 
 

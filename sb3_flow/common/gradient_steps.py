@@ -73,6 +73,9 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
 LARGE = 2**17
 """Numbers of a parameter from which on Adam's work on it takes longer than the calls, and copies do not pay."""
 
+LARGEST_RATE = 1e30
+"""Learning rate up to which a step along finite gradients leads to finite weights."""
+
 _memory: WeakKeyDictionary[th.optim.Optimizer, list[list[th.Tensor]]] = WeakKeyDictionary()
 """Spare moments and weights of each optimizer, kept from one update to the next: the system hands out fresh memory slowly."""
 
@@ -115,10 +118,15 @@ class FlatAdam:
         self._give_back()
 
     @contextmanager
-    def one_pass(self) -> Iterator[None]:
-        """A pass that is undone, with weights, buffers and the optimizer's state, if it ends with an error; Ctrl-C is none."""
+    def one_pass(self, single: bool = False) -> Iterator[None]:
+        """
+        A pass that is undone, with weights, buffers and the optimizer's state, if it ends with an error; Ctrl-C is none.
+
+        :param single: the pass has one step, which is not taken at all if its loss or gradients are not finite
+        """
         if not self.flat:
             self._take()
+        self.keep, self.broken = not single or not self.group["lr"] < LARGEST_RATE, False
         self.buffers_before = [one.clone() for one in self.buffers]
         self.before = None if self.flat else self._copies()
         self.begun: list[int] = []  # pieces whose present moments are in the spare memory
@@ -181,7 +189,8 @@ class FlatAdam:
                 self.parameters[self.large[piece]].copy_(self.spare[piece][2])
             else:
                 th._foreach_copy_(self.rows, self.spare[piece][2].split(self.sizes))
-        self.begun, self.steps = [], self.steps_before
+        if self.keep:
+            self.begun, self.steps = [], self.steps_before
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -191,11 +200,15 @@ class FlatAdam:
         else:
             self.optimizer.zero_grad()
 
-    def step(self) -> None:
-        """Clip and go along the present gradients. Once one leaves parameters out, this and all later are the optimizer's."""
+    def step(self, loss: th.Tensor) -> None:
+        """
+        Clip and go along the present gradients. Once one leaves parameters out, this and all later are the optimizer's.
+
+        :param loss: whose gradients they are
+        """
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if self.flat and len(gradients) == len(self.parameters):
-            self._step(gradients)
+            self._step(gradients, loss)
             return
         if self.flat:
             self._leave()
@@ -203,51 +216,54 @@ class FlatAdam:
         self.optimizer.step()
 
     @th.no_grad()
-    def _step(self, gradients: list[th.Tensor]) -> None:
+    def _step(self, gradients: list[th.Tensor], loss: th.Tensor) -> None:
         # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
         norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
+        if not self.keep and not (math.isfinite(norm.item()) and math.isfinite(loss.item())):
+            self.broken = True
+            return
         factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
         self.steps, self.taken = self.steps + 1, self.taken + 1
         step_size = self.group["lr"] / (1 - self.group["betas"][0] ** self.steps)
         for piece, i in enumerate(self.large):
-            new = self.spare[piece]
-            if piece not in self.begun:
-                new[2].copy_(self.parameters[i])
-            scale = self._moments(piece, gradients[i], factor)
-            self.parameters[i].addcdiv_(new[0], scale, value=-step_size)
+            if self.keep and piece not in self.begun:
+                self.spare[piece][2].copy_(self.parameters[i])
+            exp_avg, scale = self._moments(piece, gradients[i], factor)
+            self.parameters[i].addcdiv_(exp_avg, scale, value=-step_size)
         if self.small:
             piece = len(self.large)
-            new = self.spare[piece]
-            if piece not in self.begun:
-                th.cat(self.rows, out=new[2])
+            if self.keep and piece not in self.begun:
+                th.cat(self.rows, out=self.spare[piece][2])
             th.cat([gradients[i].flatten() for i in self.small], out=self.gradient)
-            self._moments(piece, self.gradient, factor)
-            th._foreach_addcdiv_(self.rows, new[0].split(self.sizes), self.scales, -step_size)
+            exp_avg, _ = self._moments(piece, self.gradient, factor)
+            th._foreach_addcdiv_(self.rows, exp_avg.split(self.sizes), self.scales, -step_size)
 
-    def _moments(self, piece: int, gradient: th.Tensor, factor: th.Tensor) -> th.Tensor:
+    def _moments(self, piece: int, gradient: th.Tensor, factor: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
         Clip a gradient and take it into Adam's moments.
 
         :param piece: whose moments
         :param gradient: changed in place
         :param factor: that clips it
-        :return: what the step is divided by, in the scratch memory
+        :return: the step's direction, and what it is divided by, in the scratch memory
         """
         beta1, beta2 = self.group["betas"]
-        exp_avg, exp_avg_sq, _ = self.spare[piece]
+        exp_avg, exp_avg_sq = self.spare[piece][:2] if self.keep else self.present[piece]
         before = (exp_avg, exp_avg_sq) if piece in self.begun else self.present[piece]
         gradient.mul_(factor)
         th.lerp(before[0], gradient, 1 - beta1, out=exp_avg)
         th.mul(before[1], beta2, out=exp_avg_sq).addcmul_(gradient, gradient, value=1 - beta2)
-        if piece not in self.begun:
+        if self.keep and piece not in self.begun:
             self.begun.append(piece)
         scale = self.scratch[: gradient.numel()].view_as(gradient)
         th.sqrt(exp_avg_sq, out=scale)
-        return scale.div_((1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
+        return exp_avg, scale.div_((1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
 
     @th.no_grad()
     def weights_are_finite(self) -> bool:
-        """:return: whether all parameters are finite numbers"""
+        """:return: whether all parameters are finite numbers, or would be if a step had not been left out"""
+        if self.broken:
+            return False
         if self.flat:
             parts = [self.parameters[i] for i in self.large]
             if self.small:

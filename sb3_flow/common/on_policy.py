@@ -194,8 +194,10 @@ class PolicyGradient(PersistentOnPolicy):
         """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
-        at_once = 0 if recompute else AT_ONCE
-        with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass():
+        at_once, buffer = 0 if recompute else AT_ONCE, self.rollout_buffer
+        n_rows = buffer.buffer_size * buffer.n_envs
+        single = not by_episode and n_rows <= (self.batch_size or n_rows)
+        with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass(single):
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
@@ -204,7 +206,7 @@ class PolicyGradient(PersistentOnPolicy):
                     break
                 steps.zero_grad()
                 loss.backward()
-                steps.step()
+                steps.step(loss)
                 if recompute:
                     self._estimate_again()
             if not metrics:
