@@ -19,7 +19,7 @@ from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unche
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native_choice import linear_layers, not_covered, torch_is_faster
 from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
-from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers
+from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers, check_sizes
 from sb3_flow.common.reference import kl_divergence, make_reference
 from sb3_flow.common.rollouts import AT_ONCE, FinalObservation, Minibatch, give_estimates
 from sb3_flow.kernels.objectives import describe_objective
@@ -43,6 +43,10 @@ class PolicyGradient(PersistentOnPolicy):
     normalize_advantage: bool
     target_kl: float | None
     length_scaled_clip: bool = False  # GSPO's
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        check_sizes(options.get("n_steps"), options.get("batch_size"))  # before SB3 divides by them
+        super().__init__(*arguments, **options)
 
     def _choose(
         self,

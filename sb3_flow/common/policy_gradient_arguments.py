@@ -39,11 +39,22 @@ def check_choices(model: Any) -> None:
         )
 
 
+def check_sizes(n_steps: int | None, batch_size: int | None) -> None:
+    """
+    :param n_steps: of a rollout; None if it is not given
+    :param batch_size: of a minibatch; None for the whole rollout
+    :raises ValueError: if one is given and not at least 1
+    """
+    sizes = {"n_steps": n_steps, "batch_size": batch_size}
+    check_minimum(1, **{name: given for name, given in sizes.items() if given is not None})
+
+
 def check_numbers(model: Any) -> None:
     """
     :param model: with SB3's arguments; schedules are looked at when they are evaluated
     :raises ValueError: if one is not a number that could be meant
     """
+    check_sizes(model.n_steps, model.batch_size)
     check_number(
         learning_rate=model.learning_rate,
         clip_range=model.clip_range,

@@ -15,6 +15,7 @@ from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, Maska
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
+from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.estimators import Estimator
 from sb3_flow.common.minibatches import Minibatch
 
@@ -184,9 +185,8 @@ class EstimatedRollouts(RolloutBuffer):
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
         self.prepare()
-        total = self.buffer_size * self.n_envs
         if self.is_recurrent:
-            yield from self._sequences(batch_size or total)
+            yield from self._sequences(self._size(batch_size))
             return
         if not any(type(self)._get_samples is known._get_samples for known in ROW_BY_ROW):
             at_once = 0  # a user's samples may depend on what else is in the minibatch
@@ -213,6 +213,11 @@ class EstimatedRollouts(RolloutBuffer):
                 minibatch.n_segments = int(segments[-1]) + 1
             yield minibatch
 
+    def _size(self, batch_size: int | None) -> int:
+        batch_size = self.buffer_size * self.n_envs if batch_size is None else batch_size
+        check_minimum(1, batch_size=batch_size)
+        return batch_size
+
     def batches_of_rows(
         self, batch_size: int | None, by_episode: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -222,7 +227,7 @@ class EstimatedRollouts(RolloutBuffer):
         :return: of each minibatch, the flat numbers of its rows and, by episode, the episode of each within the minibatch
         """
         total = self.buffer_size * self.n_envs
-        batch_size = batch_size or total
+        batch_size = self._size(batch_size)
         rows = np.arange(total) if self.rows is None else self.rows
         if not by_episode:
             order = np.random.permutation(len(rows))

@@ -88,8 +88,10 @@ class FlowMapNetwork(CompiledNetwork):
             return self._bind_plain(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            rows = a.shape[:-1]
-            if nothing_looks_in() and self.repays_call(math.prod(rows)) and are_filled(features, a, r, t):
+            rows, given = a.shape[:-1], features.shape[:-1]
+            # Torch's operators may also broadcast a against more features
+            fits = len(given) <= len(rows) and all(n in (1, m) for n, m in zip(reversed(given), reversed(rows), strict=False))
+            if fits and nothing_looks_in() and self.repays_call(math.prod(rows)) and are_filled(features, a, r, t):
                 network = self.fused_linear(self.layers)
                 if network is not None:
                     inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)

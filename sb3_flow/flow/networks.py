@@ -103,9 +103,10 @@ class _FusedVelocity:
     def __call__(self, x: th.Tensor, t: th.Tensor) -> th.Tensor:
         if can_fuse(x, t):
             with suppress(NotCovered):
-                if th.is_grad_enabled():
+                if th.is_grad_enabled() and x.shape[:-1] == self._features.shape[:-1]:  # torch's operators may broadcast
                     return self._network(th.cat([self._features, x, t], dim=-1))[0]
-                return self._integrand(th.cat([x, t], dim=-1))[0]  # type: ignore[no-any-return]
+                if not th.is_grad_enabled():
+                    return self._integrand(th.cat([x, t], dim=-1))[0]  # type: ignore[no-any-return]
         return self._bind_plain(self._features)(x, t)
 
     def euler(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor | None:

@@ -14,6 +14,7 @@ from sb3_flow.kernels.checks import (
     BOOL,
     FLOAT32,
     FLOAT64,
+    NDARRAY,
     check_finite,
     check_shape,
     explain_result,
@@ -56,14 +57,14 @@ def compute_gae(
     """
     factors = check_discounts(gamma, gae_lambda)
     try:
-        dtype = rewards.dtype
-        # numba's dispatcher may take byte-swapped numbers for native ones, once it has seen an array that is not aligned
-        known = (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is dtype and last_values.dtype is dtype  # type: ignore[union-attr]
+        # numba's dispatcher may take masked arrays for plain ones, and swapped bytes for native ones, once it has seen others
+        dtype, ends = rewards.dtype, np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+        plain = type(rewards) is type(values) is type(last_values) is type(ends) is NDARRAY
+        plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
+        known = plain and (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is last_values.dtype is dtype  # type: ignore[union-attr]
         if known and (final_values is None or final_values.dtype is dtype):
             out = np.empty((2, *rewards.shape), dtype)  # one allocation, and one argument less to unpack
-            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
-            arguments = rewards, values, last_values, ends, truncated, final_values
-            if _gae.call(*arguments, *factors, out):
+            if _gae.call(rewards, values, last_values, ends, truncated, final_values, *factors, out):
                 return out[0], out[1]
     except Exception:  # numba's are of many kinds
         pass

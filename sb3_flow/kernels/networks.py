@@ -82,8 +82,10 @@ def _table(name: str, table: Any) -> np.ndarray:
 def _check_layers(name: str, table: np.ndarray, features: int, last: int, size: int) -> None:
     expected, rows = features, table.tolist()  # of Python's integers, whose products do not overflow
     for i, (weight, bias, inputs, outputs) in enumerate(rows):
-        if min(weight, bias, inputs) < 0 or outputs < 1 or inputs != expected:
-            raise ValueError(f"Layer {i} of `{name}` must have {expected} inputs, and outputs, but {rows[i]} was given.")
+        if min(weight, bias, inputs, outputs) < 0 or inputs != expected:
+            raise ValueError(
+                f"Layer {i} of `{name}` must have {expected} inputs and nothing negative, but {rows[i]} was given."
+            )
         if weight + inputs * outputs > size or bias + outputs > size:
             raise ValueError(f"Layer {i} of `{name}` must lie within {size} parameters, but {rows[i]} was given.")
         expected = outputs

@@ -42,7 +42,7 @@ def normalize_rewards(
     if not np.isfinite(variance):
         raise ValueError("The numbers in `rewards` are too large: their variance does not fit float64.")
     normalised = (r.astype(np.float64) - mean) / np.sqrt(max(variance + epsilon, np.finfo(float).tiny))
-    return finite_result(normalised.astype(r.dtype), rewards=r), mean, variance, total
+    return normalised.astype(r.dtype), mean, variance, total
 
 
 def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarray:

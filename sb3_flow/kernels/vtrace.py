@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from sb3_flow.compiled import Loop
-from sb3_flow.kernels.checks import BOOL, FLOAT32, FLOAT64, check_positive, check_shape, float_array
+from sb3_flow.kernels.checks import BOOL, FLOAT32, FLOAT64, NDARRAY, check_positive, check_shape, float_array
 from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve
 from sb3_flow.kernels.sequences import (
     check_discounts,
@@ -67,11 +67,15 @@ def compute_vtrace(
     # A little above the largest cap: nothing overflows, and the caps are met exactly
     limit = math.log(max(rho_bar, c_bar, rho_pg_bar)) + 0.01
     try:
-        dtype = rewards.dtype  # all the same: see compute_gae
-        known = (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is dtype and last_values.dtype is dtype  # type: ignore[union-attr]
-        if known and log_rhos.dtype is dtype and (final_values is None or final_values.dtype is dtype):
+        # What numba's dispatcher may mistake for a plain array: see compute_gae
+        dtype, ends = rewards.dtype, np.zeros(rewards.shape, BOOL) if terminated is None else terminated
+        plain = type(log_rhos) is type(rewards) is type(values) is type(last_values) is type(ends) is NDARRAY
+        plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
+        known = (
+            plain and (dtype is FLOAT32 or dtype is FLOAT64) and log_rhos.dtype is values.dtype is last_values.dtype is dtype  # type: ignore[union-attr]
+        )
+        if known and (final_values is None or final_values.dtype is dtype):
             out = np.empty((3, *rewards.shape), dtype)
-            ends = np.zeros(rewards.shape, BOOL) if terminated is None else terminated
             ratios = np.minimum(log_rhos, limit)
             np.exp(ratios, out=ratios)  # numba's own exp is several times slower
             if _vtrace.call(ratios, rewards, values, last_values, ends, truncated, final_values, *settings, out):

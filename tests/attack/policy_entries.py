@@ -44,7 +44,7 @@ def _description(rng: np.random.Generator) -> Arguments:
     features = int(rng.integers(0, 10))
 
     def sizes(last: int) -> list[int]:
-        return [features, *map(int, rng.integers(1, 40, rng.integers(0, 4))), last]
+        return [features, *map(int, rng.choice((0, 1, 2, 7, 16, 33, 40), rng.integers(0, 4))), last]
 
     networks = [sizes(int(components.sum())), sizes(1) if rng.random() < 0.8 else []]
     lengths: list[int] = []
@@ -97,7 +97,7 @@ def _valid(actor, critic, components, distribution, activation, size, log_std): 
     for table, last in zip(tables, (sum(parts.tolist()), 1), strict=True):
         width = int(tables[0][0, 2])
         for weight, bias, inputs, outputs in table.tolist():
-            if inputs != width or outputs < 1 or min(weight, bias, inputs) < 0:
+            if inputs != width or min(weight, bias, inputs, outputs) < 0:
                 raise ValueError("layer")
             if max(weight + inputs * outputs, bias + outputs) > size:
                 raise ValueError("out of range")
@@ -201,7 +201,7 @@ def _evaluate_reference(network, params, observations, actions):  # type: ignore
 def _epoch_arguments(rng: np.random.Generator) -> Arguments:
     dtype = (th.float32, th.float64)[rng.integers(2)]
     kind = ("categorical", "multi_categorical", "bernoulli", "gaussian")[rng.integers(4)]
-    arch = {name: [int(x) for x in rng.integers(1, 20, rng.integers(0, 3))] for name in ("pi", "vf")}
+    arch = {name: [int(x) for x in rng.integers(0, 20, rng.integers(0, 3))] for name in ("pi", "vf")}
     policy = make_policy(
         *(kind, dtype, arch, (nn.Tanh, nn.ReLU)[rng.integers(2)], int(rng.integers(1, 9))),
         critic=bool(rng.random() < 0.8),
