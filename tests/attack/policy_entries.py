@@ -301,10 +301,10 @@ def _epoch_reference(
             update.known = [others["reference"][order[first:last]], others.get("reference_log_std")]
         try:
             loss, found = update.of_rows(rollout, order[first:last], numbers)
-        except ValueError:  # torch's distributions refuse NaN, here of the step before
-            if np.isfinite(params).all():
+        except ValueError as error:
+            if "found invalid values" not in str(error):
                 raise
-            return nothing
+            return nothing  # torch's distributions refuse NaN, here of numbers that overflow
         gradients = th.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
         grad = np.concatenate([part.numpy().ravel() for part in gradients])
         grad = grad * min(1.0, adam.max_grad_norm / (np.linalg.norm(grad) + 1e-6))
