@@ -165,7 +165,7 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
     ensemble, field = EnsembleMLP(2, 10, [100, 100]), VelocityNetwork(5, 5, [100])
     wide = VelocityNetwork(5, 5, [800, 800])
     with th.no_grad():
-        for network, rows, expected in ((ensemble, 15, 0), (ensemble, 32, 1), (EnsembleMLP(2, 10, [10]), 32, 0)):
+        for network, rows, expected in ((ensemble, 15, 0), (ensemble, 64, 1), (EnsembleMLP(2, 10, [10]), 64, 0)):
             launches.clear()
             network(th.randn(rows, 10))
             assert len(launches) == expected

@@ -84,22 +84,30 @@ class FlowMapNetwork(CompiledNetwork):
             candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
         :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
         """
-        if not (self.native and nothing_looks_in()):
+        if not self.native:
             return self._bind_plain(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            rows, given = a.shape[:-1], features.shape[:-1]
-            # Torch's operators may also broadcast a against more features
-            fits = len(given) <= len(rows) and all(n in (1, m) for n, m in zip(reversed(given), reversed(rows), strict=False))
-            if fits and nothing_looks_in() and self.repays_call(math.prod(rows)) and are_filled(features, a, r, t):
-                network = self.fused_linear(self.layers)
-                if network is not None:
-                    inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
-                    with suppress(NotCovered):
-                        return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+            # sizes are to be looked at only where nobody looks in: an export would keep the question
+            if nothing_looks_in() and self.repays_call(math.prod(a.shape[:-1])) and are_filled(features, a, r, t):
+                found = self._fused(features, a, r, t)
+                if found is not None:
+                    return found
             return self._bind_plain(features)(a, r, t)
 
         return velocity
+
+    def _fused(self, features: th.Tensor, a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor | None:
+        """:return: u by compiled kernels, None if they do not cover this"""
+        rows, given = a.shape[:-1], features.shape[:-1]
+        # Torch's operators may also broadcast a against more features
+        fits = len(given) <= len(rows) and all(n in (1, m) for n, m in zip(reversed(given), reversed(rows), strict=False))
+        network = self.fused_linear(self.layers) if fits else None
+        if network is not None:
+            inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
+            with suppress(NotCovered):
+                return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+        return None
 
     def _bind_plain(self, features: th.Tensor) -> AverageVelocity:
         """Torch's own operators: all of them have forward-mode derivatives."""
