@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
 from sb3_flow.flow.backend import CompiledNetwork
-from sb3_flow.flow.fusable import are_filled, is_untouched, nothing_looks_in
+from sb3_flow.flow.fusable import are_filled, is_untouched, nothing_looks_in, sizes_are_numbers
 from sb3_flow.flow.fused import NotCovered
 
 AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
@@ -76,19 +76,21 @@ class FlowMapNetwork(CompiledNetwork):
         angles = times.unsqueeze(-1) * self.frequencies
         return th.cat([angles.cos(), angles.sin()], dim=-1).flatten(-2)
 
-    def bind(self, features: th.Tensor) -> AverageVelocity:
+    def bind(self, features: th.Tensor, n_candidates: int | None = None) -> AverageVelocity:
         """
         Close the network over the observation; its share of the first layer is computed once.
 
         :param features: observation features, shape ``(B, features_dim)``; or ``(B, 1, features_dim)`` for several
             candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
+        :param n_candidates: n of all calls, if it is known: whether kernels repay these is decided once then
         :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
         """
-        if not self.native:
+        if not (self.native and sizes_are_numbers()):
+            return self._bind_plain(features)
+        if n_candidates is not None and not self.repays_call(features.shape[0] * n_candidates):
             return self._bind_plain(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            # sizes are to be looked at only where nobody looks in: an export would keep the question
             if nothing_looks_in() and self.repays_call(math.prod(a.shape[:-1])) and are_filled(features, a, r, t):
                 found = self._fused(features, a, r, t)
                 if found is not None:

@@ -29,6 +29,11 @@ def is_plain(tensor: Any) -> TypeGuard[th.Tensor]:
     )
 
 
+def sizes_are_numbers() -> bool:
+    """:return: whether a decision by a tensor's size concerns this call alone: nothing records operators for other sizes"""
+    return not (th.compiler.is_compiling() or th.compiler.is_exporting() or th._C._is_tracing())
+
+
 def nothing_looks_in() -> bool:
     """
     :return: whether torch is running operators and nothing else: no torch.compile, torch.export, tracing or ONNX export, no

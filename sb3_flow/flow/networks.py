@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
 from sb3_flow.flow.backend import CompiledNetwork
-from sb3_flow.flow.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in
+from sb3_flow.flow.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in, sizes_are_numbers
 from sb3_flow.flow.fused import FusedMLP, NotCovered
 from sb3_flow.flow.mlp import Layer, mlp
 from sb3_flow.flow.ode import Velocity
@@ -56,8 +56,8 @@ class VelocityNetwork(CompiledNetwork):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        if self.native and nothing_looks_in() and self.repays_integration(features.shape[0]) and are_filled(features):
-            network = self.fused_linear(self.layers)
+        if self.native and sizes_are_numbers() and self.repays_integration(features.shape[0]):
+            network = self.fused_linear(self.layers) if nothing_looks_in() and are_filled(features) else None
             if network is not None:
                 return _FusedVelocity(features, network, self._bind_plain)
         return self._bind_plain(features)
@@ -158,8 +158,8 @@ class EnsembleMLP(CompiledNetwork):
         layers: list[Any] = [*hidden_layers, last[:2]]
 
         def ensemble(inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
-            if self.native and nothing_looks_in() and self.repays_call(inputs.shape[0]) and are_filled(inputs):
-                network = self.fused(layers, self.activation)
+            if self.native and sizes_are_numbers() and self.repays_call(inputs.shape[0]):
+                network = self.fused(layers, self.activation) if nothing_looks_in() and are_filled(inputs) else None
                 if network is not None:
                     with suppress(NotCovered):
                         return network(inputs, frozen)

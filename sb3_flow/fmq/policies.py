@@ -53,14 +53,15 @@ class FlowMapActor(GenerativeActor):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "fourier_dim": self.fourier_dim}
 
-    def velocity(self, observation: PyTorchObs, candidates: bool = False) -> AverageVelocity:
+    def velocity(self, observation: PyTorchObs, candidates: bool = False, n_candidates: int | None = None) -> AverageVelocity:
         """
         :param observation: B observations
         :param candidates: several points for every observation
+        :param n_candidates: how many, if they are as many in all calls
         :return: ``velocity(a_r, r, t)`` closed over them, for a_r of shape ``(B, A)``, with candidates ``(B, n, A)``
         """
         features = self.extract_features(observation, self.features_extractor)
-        return self.flow_map.bind(features.unsqueeze(1) if candidates else features)
+        return self.flow_map.bind(features.unsqueeze(1) if candidates else features, n_candidates)
 
     def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int = 1) -> th.Tensor:
         """
@@ -69,7 +70,9 @@ class FlowMapActor(GenerativeActor):
         :param steps: equal jumps from noise to action
         :return: actions in [-1, 1], shape ``(B, n, A)``
         """
-        return flow_map_sample(self.velocity(observation, candidates=True), noise, steps).clamp(-1, 1)
+        return flow_map_sample(self.velocity(observation, candidates=True, n_candidates=noise.shape[1]), noise, steps).clamp(
+            -1, 1
+        )
 
 
 class ActionValue(EnsembleValue):
