@@ -171,7 +171,7 @@ def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEn
 
 
 def _remove_if_empty(folder: Path | None) -> None:
-    """Remove the folder of a run that has neither a model nor an episode in it, which viewers would take for the latest one."""
+    """Remove a run's folder with neither a model nor an episode in it, which viewers would take for the latest run."""
     if folder is None or any(folder.glob("*.zip")):
         return
     # each file of Monitor begins with two lines
