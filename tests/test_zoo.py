@@ -185,7 +185,13 @@ def test_one_command_does_both_phases(maze_file, tmp_path, capsys):
     dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
     small = ["-params", dataset, "offline_steps:40", "policy_kwargs:dict(net_arch=[16,16])", "-n", 60]
     command = ["--algo", "rql", "--env", MAZE, "-f", tmp_path, "--seed", 1, "--device", "cpu", *small, "--env-kwargs"]
-    zoo("train", *command, "max_episode_steps:30", "--eval-freq", 20, "--eval-episodes", 2, "--save-freq", 30)
+    more = ["--eval-freq", 20, "--eval-episodes", 2, "--save-freq", 30, "-tb", tmp_path / "tensorboard"]
+    zoo("train", *command, "max_episode_steps:30", *more)
+    printed = capsys.readouterr().out
+    assert [f"Eval {count}=40, " in printed for count in ("gradient_steps", "num_timesteps")] == [True, True]
+    assert printed.count("Dataset's own mean return: ") == 2 and "; they are walks labelled for this task" in printed
+    runs = sorted(path.name for path in (tmp_path / "tensorboard" / MAZE).iterdir())
+    assert runs == ["RQL_1", "RQL_offline_1"]
     folder = tmp_path / "rql" / f"{MAZE}_1"
     model = RQL.load(folder / f"{MAZE}.zip")
     assert model.offline_updates == 40 and model.num_timesteps == 60

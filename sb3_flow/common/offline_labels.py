@@ -1,4 +1,9 @@
-"""Words for an offline phase, in which SB3's ``num_timesteps`` counts gradient steps and SB3 calls them time steps."""
+"""
+Words for an offline phase, in which SB3's ``num_timesteps`` counts gradient steps and SB3 calls them time steps.
+
+What SB3 prints and logs is recognised by its text (checked with stable-baselines3 2.9.2, named in
+``tests/test_sb3_private_api.py``).
+"""
 
 import sys
 from collections.abc import Iterator
@@ -42,7 +47,8 @@ def in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[No
         if key == TIMESTEPS:
             key = GRADIENT_STEPS
             for end, number in (("", behaviour.value), ("_low", behaviour.low), ("_high", behaviour.high)):
-                record(f"offline/behaviour_return{end}", number)
+                # the table has the mean alone, and what is printed beside an evaluation all three
+                record(f"offline/behaviour_return{end}", number, ("stdout", "log") if end else None)
         record(key, value, exclude)
 
     logger.record = relabelled  # type: ignore[method-assign]

@@ -123,6 +123,7 @@ def learning_curves(
         if source == "monitor"
         else f"{every[0].episodes.shape[1]} episodes a point"
     )
+    episodes += "; dataset: mean and normal 95 % interval" if known else ""
     how = "interquartile mean over runs" if several else "mean over episodes"
     figure.supxlabel(f"{how}, band: 95 % bootstrap interval; {episodes}", fontsize=8, color=GRAY)
     return finish(figure, path)
