@@ -73,9 +73,10 @@ def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
             )
         steps, episodes = log["timesteps"].astype(np.int64), log[column].astype(np.float64)
         offline = log["offline"] if "offline" in log else None
-        known = np.flatnonzero(np.isfinite(log["behaviour_return"][:, 0])) if "behaviour_return" in log else []
-        behaviour = tuple(log["behaviour_return"][known[-1]].tolist()) if len(known) else None
-        caveat = str(log["behaviour_caveat"][known[-1]]) if len(known) else ""
+        behaviour, caveat = None, ""
+        if "behaviour_return" in log and (known := np.isfinite(log["behaviour_return"][:, 0])).any():
+            last = np.flatnonzero(known)[-1]
+            behaviour, caveat = tuple(log["behaviour_return"][last].tolist()), str(log["behaviour_caveat"][last])
     episodes = episodes.reshape(len(steps), -1)
     if offline is None:
         return Run(steps, episodes, None)
