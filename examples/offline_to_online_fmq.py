@@ -86,7 +86,8 @@ def main() -> None:
             model.learn(steps, callback, progress_bar=True)
         curves[phase] = np.load(out / phase / "evaluations.npz")
         for at, returns, successes in zip(*(curves[phase][key] for key in ("timesteps", "results", "successes")), strict=True):
-            print(f"{phase}, step {at:5d}: success {np.mean(successes):4.2f}, return {np.mean(returns):7.1f}")
+            step = "gradient step" if phase == "offline" else "environment step"
+            print(f"{phase}, {step} {at:5d}: success {np.mean(successes):4.2f}, return {np.mean(returns):7.1f}")
     model.save(out / "model")
 
     figure, axis = plt.subplots(figsize=(7, 4))

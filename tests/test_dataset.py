@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import sb3_flow.data.columns
 from sb3_flow.data import OfflineDataset
+from sb3_flow.data.returns import LABELLED, RUN_ON
 from sb3_flow.data.storage import space_from_json, space_to_json
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -516,12 +517,44 @@ def test_summary() -> None:
         "rows            6 in 2 trajectories",
         "lengths         min 2, mean 3.0, max 4",
         "returns         min -1, mean 1, max 3",
+        f"mean return     1.00, 95 % interval [-2.92, 4.92], 2 trajectories; {RUN_ON}",
         "terminated      2 rows (33.33%), in 2 trajectories (100.0%)",
         "saturation      16.7% of action components at the bounds",
         "observations    (2,) float32",
         "actions         (2,) float32, bounds [-1, 1]",
     ):
         assert line in text.splitlines()
+
+
+def test_returns_of_trajectories() -> None:
+    lengths = [3, 1, 5, 2, 4]
+    arrays = make_arrays(lengths, [True] * 5)
+    arrays["rewards"][:] = rewards = np.random.default_rng(0).normal(size=sum(lengths)).astype(np.float32)
+    dataset = OfflineDataset.from_arrays(**arrays)
+    expected = np.array([one.astype(np.float64).sum() for one in np.split(rewards, np.cumsum(lengths)[:-1])])
+    assert dataset.returns == pytest.approx(expected, abs=1e-12) and dataset.returns.dtype == np.float64
+    error = 1.96 * expected.std(ddof=1) / 5**0.5
+    mean = expected.mean()
+    assert dataset.behaviour_return[:4] == pytest.approx((mean, mean - error, mean + error, 5))
+    assert dataset.behaviour_return.caveat == ""
+    with pytest.raises(ValueError, match="read-only"):
+        dataset.returns[0] = 0.0
+
+
+def test_return_of_one_trajectory_has_no_interval() -> None:
+    arrays = make_arrays([3], [True])
+    arrays["rewards"][:] = [1, 2, 3]
+    assert str(OfflineDataset.from_arrays(**arrays).behaviour_return) == "6.00, one trajectory"
+
+
+@pytest.mark.parametrize("source", ["ogbench:pointmaze-medium-navigate-singletask-v0", "npz:saved"])
+def test_walks_that_were_relabelled_are_no_episodes(source: str) -> None:
+    arrays = make_arrays([4, 4])
+    arrays["terminated"][:] = [False, True, False, False] * 2
+    dataset = OfflineDataset.from_arrays(**arrays, source=source)
+    expected = {"ogbench": LABELLED, "npz": RUN_ON}[source.partition(":")[0]]
+    assert dataset.behaviour_return.caveat == expected
+    assert f"2 trajectories; {expected}\n" in dataset.summary()
 
 
 def test_sparse_rewards() -> None:

@@ -1,6 +1,7 @@
 """Scores over seeds, and evaluations that say how the policy acted."""
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -107,6 +108,8 @@ def test_both_phases_are_told_apart(algorithm, modes, dataset, tmp_path, capsys)
         assert log["offline"].tolist() == [True, True, False, False]
         assert log["modes"].tolist() == [modes[0]] * 3 + [modes[1]]
         assert log["deterministic"].tolist() == [True] * 4
+        assert log["behaviour_return"][:2] == pytest.approx(np.array([dataset.behaviour_return[:3]] * 2))
+        assert np.isnan(log["behaviour_return"][2:]).all() and log["behaviour_caveat"].tolist() == [""] * 4
         assert log["results"].shape == log["successes"].shape == log["ep_lengths"].shape == (4, 2)
     assert capsys.readouterr().out.count(f"Evaluation mode: {modes[0]}, deterministic=True") == 3
     assert not list(tmp_path.glob(".*")), "no temporary file stays"
@@ -134,6 +137,38 @@ def test_without_a_file_the_mode_is_printed(dataset, capsys):
     printed = capsys.readouterr().out
     assert printed.count("Evaluation mode: zero, deterministic=True") == 2
     assert printed.count("Success rate:") == 2
+
+
+@pytest.mark.parametrize("progress_bar", [False, True])
+def test_offline_evaluations_are_printed_with_gradient_steps_and_what_the_data_score(progress_bar, dataset, capsys):
+    evaluation = EvalCallback(make_vec_env(success_env), n_eval_episodes=1, eval_freq=2)
+    model = RQL("MlpPolicy", make_vec_env(success_env), verbose=1, **SMALL)
+    stdout = sys.stdout
+    model.learn_offline(dataset, 4, evaluation, log_interval=2, progress_bar=progress_bar)
+    assert sys.stdout is stdout
+    printed = capsys.readouterr().out
+    assert [f"Eval gradient_steps={step}, episode_reward=" in printed for step in (2, 4)] == [True, True]
+    assert "timesteps" not in printed and "gradient_steps " in printed
+    returns = dataset.returns
+    error = 1.96 * returns.std(ddof=1) / len(returns) ** 0.5
+    text = f"{returns.mean():.2f}, 95 % interval [{returns.mean() - error:.2f}, {returns.mean() + error:.2f}]"
+    assert printed.count(f"Dataset's own mean return: {text}, 20 trajectories\n") == 2
+    model.learn(4, evaluation, log_interval=1)
+    printed = capsys.readouterr().out
+    assert "Eval num_timesteps=" in printed and "Dataset's" not in printed and "gradient_steps" not in printed
+
+
+def test_labels_end_with_the_phase(dataset):
+    """Also if it fails."""
+    model = RQL("MlpPolicy", make_vec_env(success_env), **SMALL)
+
+    def fail(*_):
+        raise KeyError
+
+    stdout = sys.stdout
+    with pytest.raises(KeyError):
+        model.learn_offline(dataset, 4, fail)
+    assert sys.stdout is stdout and "record" not in vars(model.logger)
 
 
 def test_evaluation_of_the_offline_phase(dataset, tmp_path):

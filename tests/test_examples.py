@@ -62,7 +62,7 @@ def test_offline_to_online_fmq(tmp_path: Path, capsys: Any) -> None:
     run("offline_to_online_fmq", *sizes, "--offline-steps", 3, "--online-steps", 32, "--out", tmp_path)
     folder = tmp_path / "offline_to_online_fmq"
     out = capsys.readouterr().out
-    assert "offline, step     3" in out and "online, step    32" in out
+    assert "offline, gradient step     3" in out and "online, environment step    32" in out
     assert (folder / "curve.png").stat().st_size > 10_000
     model = FMQ.load(folder / "model.zip")
     assert (model.offline_updates, model.num_timesteps) == (3, 32)

@@ -1,6 +1,7 @@
 """The native backend beside the torch backend: the same update of the same rollout, and everything around it."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,15 +183,33 @@ class OwnLoss(PPO):
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [
-        ({"use_sde": True}, "StateDependentNoiseDistribution"),
-        ({"policy": "CnnPolicy", "space": IMAGE}, "NatureCNN"),
-        ({"policy": "MultiInputPolicy", "space": spaces.Dict({**DICT.spaces, "image": IMAGE})}, "CombinedExtractor"),
-        ({"policy_kwargs": {"features_extractor_class": OwnExtractor}}, "OwnExtractor"),
-        ({"policy_kwargs": {"activation_fn": th.nn.ELU}}, "ELU"),
-        ({"policy_kwargs": {"optimizer_class": th.optim.SGD}}, "SGD"),
-        ({"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}}, "options"),
-        ({"recompute_advantages": "minibatch"}, "after each gradient step"),
-        ({"algorithm": OwnLoss}, "loss of its own"),
+        ({"use_sde": True}, "the compiled loops do not draw actions from a StateDependentNoiseDistribution"),
+        (
+            {"policy": "CnnPolicy", "space": IMAGE},
+            "NatureCNN encodes the Box observations, and the compiled loops take flat ones",
+        ),
+        (
+            {"policy": "MultiInputPolicy", "space": spaces.Dict({**DICT.spaces, "image": IMAGE})},
+            "CombinedExtractor encodes the Dict observations, and the compiled loops take flat ones",
+        ),
+        (
+            {"policy_kwargs": {"features_extractor_class": OwnExtractor}},
+            "OwnExtractor encodes the Box observations, and the compiled loops take flat ones",
+        ),
+        (
+            {"policy_kwargs": {"activation_fn": th.nn.ELU}},
+            "the networks are MlpExtractor with ELU, and the compiled loops cover an MlpExtractor with Tanh or ReLU",
+        ),
+        (
+            {"policy_kwargs": {"optimizer_class": th.optim.SGD}},
+            "the optimizer is SGD, and the compiled loops cover Adam with one group",
+        ),
+        (
+            {"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 0.1}}},
+            r"the optimizer has options that the compiled loops do not cover \(weight_decay\)",
+        ),
+        ({"recompute_advantages": "minibatch"}, "advantages are estimated again after each gradient step"),
+        ({"algorithm": OwnLoss}, "OwnLoss has a loss of its own"),
     ],
 )
 def test_what_is_not_covered_falls_back_and_says_so(kwargs: dict[str, Any], reason: str, capsys: Any) -> None:
@@ -200,7 +219,8 @@ def test_what_is_not_covered_falls_back_and_says_so(kwargs: dict[str, Any], reas
     with pytest.raises(ValueError, match=f'`backend` is "native", but .*{reason}'):
         algorithm(policy, env, backend="native", **SMALL, **kwargs)
     model = algorithm(policy, env, backend="auto", verbose=1, **SMALL, **kwargs)
-    assert model.native is None and "Using the torch backend" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert model.native is None and re.search(rf"^Using the torch backend, which is slower: {reason}\.$", printed, re.M)
     model.learn(64)
 
 

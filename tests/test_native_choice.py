@@ -50,8 +50,9 @@ def test_the_rule_has_one_boundary(threads: int) -> None:
 
 
 def test_the_rule_says_what_it_looked_at() -> None:
-    assert torch_is_faster(WIDE, 4096, 8, 2) == "layers of up to 1024 units, minibatches of 4096, 8 environments, on 2 threads"
-    assert str(torch_is_faster(WIDE, 4096, 8, 1)).endswith("on one thread")
+    expected = "layers have up to 1024 units, minibatches 4096 rows, there are 8 environments, and torch has 2 threads"
+    assert torch_is_faster(WIDE, 4096, 8, 2) == expected
+    assert str(torch_is_faster(WIDE, 4096, 8, 1)).endswith("torch has one thread")
 
 
 def test_the_model_hands_over_what_it_is(monkeypatch: Any) -> None:
@@ -71,7 +72,7 @@ def test_auto_says_what_it_chose_and_why(torch_faster: None, capsys: Any, monkey
     assert capsys.readouterr().out == ""
     monkeypatch.undo()
     assert built(verbose=1).native is not None
-    assert "Using the native backend, which is faster here" in capsys.readouterr().out
+    assert "Using the native backend, which is faster here.\n" in capsys.readouterr().out
 
 
 def test_the_choice_is_kept(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -126,6 +127,13 @@ def test_without_compiled_code_auto_is_torch(monkeypatch: Any, tmp_path: Path) -
         built("native")
     model.learn(64)
     assert np.isfinite(model.policy.log_std.detach().numpy()).all()
+
+
+def test_elsewhere_torch_is_not_called_slower(monkeypatch: Any, capsys: Any) -> None:
+    """There is nothing else, and nobody has measured it against compiled loops."""
+    monkeypatch.setattr(backends, "unavailable", lambda: "numba is not there")
+    assert choose_backend("auto", None, "the networks are on cuda", None, 1, "cuda") == "torch"
+    assert capsys.readouterr().out == "Using the torch backend: the networks are on cuda.\n"
 
 
 def test_a_loaded_choice_does_not_outweigh_what_is_covered(capsys: Any) -> None:

@@ -371,7 +371,8 @@ def test_logged_values(dataset, tmp_path):
     import pandas
 
     table = pandas.read_csv(tmp_path / "progress.csv")
-    assert table["time/total_timesteps"].tolist() == [10, 20]
+    assert table["time/gradient_steps"].tolist() == [10, 20] and "time/total_timesteps" not in table
+    assert (table["offline/behaviour_return"] == dataset.behaviour_return.value).all()
     assert table["train/n_updates"].tolist() == [10, 20]
     for name in ("actor_loss", "critic_loss", "flow_loss", "value_mean", "value_std", "target_mean", "learning_rate"):
         assert np.isfinite(table[f"train/{name}"]).all(), name
@@ -395,7 +396,7 @@ def test_evaluation_during_the_phase(dataset, tmp_path):
     import pandas
 
     table = pandas.read_csv(tmp_path / "progress.csv")
-    assert table["time/total_timesteps"].tolist() == [5, 10]
+    assert table["time/gradient_steps"].tolist() == [5, 10]
     assert table["eval/mean_reward"].notna().all()
 
 

@@ -84,6 +84,36 @@ def test_phases(offline, steps, label, tmp_path):
     assert len(figure.axes[0].lines) == (2 if offline == [True, True, False] else 1)
 
 
+@pytest.mark.parametrize("caveat", ["", "they are walks"])
+def test_what_the_data_score_is_a_band(caveat, tmp_path):
+    nan, own, other = [np.nan] * 3, [3.0, 2.0, 4.0], [7.0, 6.0, 8.0]
+    folders = [
+        write_evaluations(
+            tmp_path / str(number),
+            [1, 2, 1],
+            np.zeros((3, 2)),
+            offline=[True, True, False],
+            behaviour_return=[behaviour, behaviour, nan],
+            behaviour_caveat=[caveat, caveat, ""],
+        )
+        for number, behaviour in enumerate([own, own, other, nan])
+    ]
+
+    def drawn(runs, **kwargs):
+        (axis,) = learning_curves(runs, **kwargs).axes
+        legend = axis.get_legend()
+        lines = [line.get_ydata()[0] for line in axis.lines if "dataset" in str(line.get_label())]
+        bands = [(one.get_y(), one.get_y() + one.get_height()) for one in axis.patches]
+        return lines, bands, [] if legend is None else [text.get_text() for text in legend.get_texts()]
+
+    end = ", not of the task's episodes" if caveat else ""
+    assert drawn(folders[:2]) == ([3.0], [(2.0, 4.0)], ["2 runs", f"dataset's own return{end}"])
+    both = {"a": folders[0], "b": [folders[1], folders[2]]}
+    labels = ["a", "b (2 runs)", f"dataset's own return (a){end}", f"dataset's own return (b){end}"]
+    assert drawn(both) == ([3.0, 7.0], [(2.0, 4.0), (6.0, 8.0)], labels)
+    assert drawn(folders[3]) == drawn(folders[0], quantity="length") == ([], [], [])
+
+
 def test_success_and_length(tmp_path):
     arrays = {"successes": np.array([[True, False], [True, True]])}
     folder = write_evaluations(tmp_path / "a", [1, 2], np.zeros((2, 2)), **arrays)

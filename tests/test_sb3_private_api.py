@@ -9,13 +9,14 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import CheckpointCallback
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from sb3_flow.common.offline_labels import EVALUATION, TIMESTEPS
 from sb3_flow.common.rollouts import FLATTENED, RECURRENT_STATES
 
 SIGNATURES = {
@@ -73,6 +74,12 @@ def test_attributes_of_on_policy_algorithms():
 def test_checkpoint_callback():
     for name, expected in (("_on_step", []), ("_checkpoint_path", ["checkpoint_type", "extension"])):
         assert [one for one in inspect.signature(getattr(CheckpointCallback, name)).parameters if one != "self"] == expected
+
+
+def test_words_that_are_exchanged_offline():
+    assert EVALUATION[0] in inspect.getsource(EvalCallback._on_step)
+    for source in (EvalCallback._on_step, OffPolicyAlgorithm.dump_logs):
+        assert f'logger.record("{TIMESTEPS}"' in inspect.getsource(source)
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)

@@ -24,7 +24,8 @@ RQL_KEYS = {f"train/{name}" for name in ("flow_loss", "value_mean", "value_std",
 FMQ_KEYS = {f"train/{name}" for name in ("q_mean", "target_mean", "gradient_norm")}
 IMITATION = {"train/diagonal_loss", "train/distillation_loss"}
 GUIDANCE = {f"train/{name}" for name in ("guidance_loss", "guidance_norm", "guidance_radius", "drift", "guided_q")}
-OFFLINE = {RQL: COMMON | RQL_KEYS | EVALUATION, FMQ: COMMON | FMQ_KEYS | IMITATION | EVALUATION}
+BEHAVIOUR = {f"offline/behaviour_return{end}" for end in ("", "_low", "_high")}
+OFFLINE = {RQL: COMMON | RQL_KEYS | EVALUATION | BEHAVIOUR, FMQ: COMMON | FMQ_KEYS | IMITATION | EVALUATION | BEHAVIOUR}
 ONLINE = {
     RQL: COMMON | RQL_KEYS | EVALUATION | ROLLOUT | {"rollout/success_rate"},
     FMQ: COMMON | FMQ_KEYS | GUIDANCE | EVALUATION | ROLLOUT | {"rollout/success_rate"},
@@ -66,6 +67,10 @@ def test_both_phases(algorithm, dataset, tmp_path):
     assert offline["train/critic_loss"][0] == [4, 8, 12, 14], "continued, and complete at the end"
     assert offline["eval/success_rate"][0] == [4, 8, 12]
     assert offline["train/online_phase"][1] == [0.0] * 4
+    behaviour = dataset.behaviour_return
+    for end, expected in (("", behaviour.value), ("_low", behaviour.low), ("_high", behaviour.high)):
+        steps, values = offline[f"offline/behaviour_return{end}"]
+        assert set(steps) == {4, 8, 12, 14} and values == pytest.approx([expected] * len(values))
     # an episode is at most 5 steps of 2 environments; SB3 logs when one ends
     assert online["eval/mean_reward"][0] == [4, 12, 20, 28, 36], "call 16 is the second one online; 2 steps a call"
     assert set(online["train/online_phase"][1]) == {1.0}
@@ -166,7 +171,8 @@ def table(keys):
 
 def test_all_keys_of_all_algorithms_fit_into_one_table():
     """SB3 cuts keys to 36 characters."""
-    hidden = {"time/iterations", "time/episodes", "time/time_elapsed", "time/total_timesteps", "train/n_updates"}
+    hidden = {f"time/{name}" for name in ("iterations", "episodes", "time_elapsed", "total_timesteps", "gradient_steps")}
+    hidden.add("train/n_updates")
     keys = hidden.union(*OFFLINE.values(), *ONLINE.values(), *(expected for *_, expected in VARIANTS.values()))
     assert len(keys) > 50
     table(keys)

@@ -147,7 +147,7 @@ def test_pictures_of_both_phases(algorithm, tmp_path):
     assert images(tmp_path / "tb" / "runTrue_offline_1") == {"pictures/action_flow": [3], "pictures/flow_values": [3]}
     assert images(tmp_path / "tb" / "runTrue_1") == {"pictures/action_flow": [2], "pictures/flow_values": [2]}
     places = ("offline_3", "online_2")
-    names = [f"{name}_{place}_steps.png" for name in ("action_flow", "flow_values") for place in places]
+    names = [f"{algorithm.__name__}_{name}_{place}_steps.png" for name in ("action_flow", "flow_values") for place in places]
     assert sorted(file.name for file in (tmp_path / "png").iterdir()) == sorted(names)
     expected = env.normalize_obs(dataset.observations[0])
     assert np.array_equal(callback._observation(), expected), "the start of the data, as the policy sees it now"

@@ -4,6 +4,8 @@ Gymnasium's TimeLimit when it is imported: within tests, which come last.
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +51,9 @@ def test_train(algo, logs):
     hyperparams = dict(yaml.unsafe_load((folder / env_id / "config.yml").read_text()))
     configured = yaml.safe_load(config_file(algo).read_text())[env_id]
     assert hyperparams.keys() >= configured.keys()  # without being told where they are
-    assert list((logs(algo) / "tensorboard" / env_id).rglob("events.*"))
+    # the class's name, but for the one that the zoo has already
+    name = "flow_ppo" if algo == "flow_ppo" else ALGORITHMS[algo].__name__
+    assert list((logs(algo) / "tensorboard" / env_id / f"{name}_1").glob("events.*"))
     model = ALGORITHMS[algo].load(folder / f"{env_id}.zip")
     assert type(model) is ALGORITHMS[algo] and model.num_timesteps >= 200 and model._n_updates > 0
 
@@ -71,12 +75,33 @@ def test_record_video(algo, logs, capsys):
     assert video.stat().st_size > 1000
 
 
+def test_record_video_of_an_environment_of_ones_own(logs, tmp_path, monkeypatch):
+    (tmp_path / "own_environments.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('OwnCartPole-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=50)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "flow_ppo" / "OwnCartPole-v0_1"
+    shutil.copytree(run_folder(logs("flow_ppo"), "flow_ppo"), run)
+    (run / "CartPole-v1.zip").rename(run / "OwnCartPole-v0.zip")
+    (run / "CartPole-v1").rename(run / "OwnCartPole-v0")
+    command = ["--algo", "flow_ppo", "--env", "OwnCartPole-v0", "-f", tmp_path, "-n", 5]
+    zoo("record_video", "--gym-packages", "own_environments", *command)
+    assert list((run / "videos").glob("*.mp4"))
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_continue(algo, logs, capsys):
     folder, env_id = logs(algo), environment(algo)
     first = run_folder(folder, algo) / f"{env_id}.zip"
+    capsys.readouterr()
     train(algo, folder, "-i", first, *SMALL[algo], "--eval-freq", -1)
-    assert "Loading pretrained agent" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Loading pretrained agent" in printed
+    attached, skipped = (re.search(rf"^{name}: (.*)$", printed, re.M)[1] for name in ("Attached", "Skipped"))
+    assert re.match(r"of the configuration: .*(learning_starts|n_steps)", attached)
+    assert skipped.startswith("of the configuration: policy") and skipped.count("which the model brings along") == 1
+    assert ("the replay buffer: there is no" in skipped) == (algo in ("rql", "fmq"))
     (second,) = {path for path in (folder / algo).glob(f"*/{env_id}.zip")} - {first}
     before, after = (ALGORITHMS[algo].load(path) for path in (first, second))
     assert after._n_updates > before._n_updates
@@ -100,6 +125,7 @@ def test_optimize(algo, tmp_path, capsys):
     (report,) = (tmp_path / algo).glob("report_*.csv")
     rows = report.read_text().splitlines()
     assert len(rows) == 3 and rows[1].endswith("COMPLETE")
+    assert not list((tmp_path / algo).glob(f"{environment(algo)}_*")), "no folder that looks like a run"
     assert "Best trial:" in capsys.readouterr().out
 
 
@@ -125,7 +151,7 @@ def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
         ALGORITHMS[algo]("MlpPolicy", env, device="cpu", **sampled)  # all of it is known and allowed
 
 
-def test_plot_two_runs(logs, tmp_path, monkeypatch, capsys):
+def test_plots(logs, tmp_path, monkeypatch, capsys):
     train("flow_ppo", logs("flow_ppo"), "-n", 300, "--eval-freq", -1)
     monkeypatch.chdir(tmp_path)
     from matplotlib import pyplot as plt
@@ -134,8 +160,14 @@ def test_plot_two_runs(logs, tmp_path, monkeypatch, capsys):
     zoo("plot", "-a", "flow_ppo", "-e", "CartPole-v1", "-f", logs("flow_ppo"), "-w", 2)
     labels = [text.get_text() for text in plt.gca().get_legend().get_texts()]
     assert "CartPole-v1_1" in labels and len(labels) >= 2
-    assert (tmp_path / "plot_train.png").stat().st_size > 5000
-    assert "plot_train.png" in capsys.readouterr().out
+    # one does not replace another
+    zoo("plot", "-a", "flow_ppo", "-e", "CartPole-v1", "-f", logs("flow_ppo"), "-w", 2, "-y", "length")
+    zoo("plot", "-a", "grpo", "-e", "CartPole-v1", "Pendulum-v1", "-f", logs("grpo"), "-w", 2)
+    pictures = [f"plot_train_{name}.png" for name in ("flow_ppo_CartPole-v1_reward", "flow_ppo_CartPole-v1_length")]
+    pictures.append("plot_train_grpo_CartPole-v1_Pendulum-v1_reward.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(pictures)
+    printed = capsys.readouterr().out
+    assert all((tmp_path / name).stat().st_size > 5000 and name in printed for name in pictures)
     if sys.modules.get("rliable", True) is None:
         del sys.modules["rliable"]  # which the command hides if it cannot be imported
 
@@ -153,7 +185,13 @@ def test_one_command_does_both_phases(maze_file, tmp_path, capsys):
     dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
     small = ["-params", dataset, "offline_steps:40", "policy_kwargs:dict(net_arch=[16,16])", "-n", 60]
     command = ["--algo", "rql", "--env", MAZE, "-f", tmp_path, "--seed", 1, "--device", "cpu", *small, "--env-kwargs"]
-    zoo("train", *command, "max_episode_steps:30", "--eval-freq", 20, "--eval-episodes", 2, "--save-freq", 30)
+    more = ["--eval-freq", 20, "--eval-episodes", 2, "--save-freq", 30, "-tb", tmp_path / "tensorboard"]
+    zoo("train", *command, "max_episode_steps:30", *more)
+    printed = capsys.readouterr().out
+    assert [f"Eval {count}=40, " in printed for count in ("gradient_steps", "num_timesteps")] == [True, True]
+    assert printed.count("Dataset's own mean return: ") == 2 and "; they are walks labelled for this task" in printed
+    runs = sorted(path.name for path in (tmp_path / "tensorboard" / MAZE).iterdir())
+    assert runs == ["RQL_1", "RQL_offline_1"]
     folder = tmp_path / "rql" / f"{MAZE}_1"
     model = RQL.load(folder / f"{MAZE}.zip")
     assert model.offline_updates == 40 and model.num_timesteps == 60
@@ -168,8 +206,20 @@ def test_one_command_does_both_phases(maze_file, tmp_path, capsys):
     assert "Success rate:" in capsys.readouterr().out
     # goes on without doing the offline phase again
     again = ["-i", folder / f"{MAZE}.zip", "--eval-freq", -1]
-    zoo("train", *command, "max_episode_steps:30", *again)
+    capsys.readouterr()
+    zoo("train", *command, "max_episode_steps:30", *again, "--save-replay-buffer")
     assert RQL.load(tmp_path / "rql" / f"{MAZE}_2" / f"{MAZE}.zip").offline_updates == 40
+    printed = capsys.readouterr().out
+    assert f"the VecNormalize statistics {folder / MAZE / 'vecnormalize.pkl'}; the dataset ogbench:" in printed
+    assert f"there is no {folder / 'replay_buffer.pkl'}, which --save-replay-buffer writes; the offline phase" in printed
+    assert "the offline phase, which is over: 40 gradient steps were made\n" in printed
+    # and once more, with all that can be attached
+    second = tmp_path / "rql" / f"{MAZE}_2"
+    command[command.index("offline_steps:40")] = "offline_steps:45"
+    zoo("train", *command, "max_episode_steps:30", "-i", second / f"{MAZE}.zip", "--eval-freq", -1)
+    printed = capsys.readouterr().out
+    assert f"the replay buffer {second / 'replay_buffer.pkl'}, 60 environment steps; the dataset" in printed
+    assert "5 of 45 offline gradient steps, which are still to be made\nSkipped: of the configuration: policy" in printed
 
 
 def test_trials_with_an_offline_phase_are_evaluated_in_it(maze_file, tmp_path, capsys):
@@ -211,6 +261,22 @@ def test_viewing_acts_as_the_evaluations_of_training(tmp_path):
     assert as_in_training(fresh) == ["--stochastic"]
     assert as_in_training([*fresh, "--deterministic"]) == as_in_training([*fresh, "--stochastic"]) == []
     assert as_in_training(["--algo", "rql", "--env", "nothing", "--help"]) == []
+
+
+def test_viewing_passes_over_runs_without_a_model(tmp_path, capsys):
+    from sb3_flow.zoo.viewing import as_in_training
+
+    for number, files in ((1, ["Own-v1.zip", "best_model.zip"]), (2, ["rl_model_10_steps.zip"]), (3, ["0.monitor.csv"])):
+        folder = tmp_path / "rql" / f"Own-v1_{number}"
+        folder.mkdir(parents=True)
+        for name in files:
+            (folder / name).touch()
+    command = ["--algo", "rql", "--env", "Own-v1", "-f", str(tmp_path)]
+    assert as_in_training(command) == as_in_training([*command, "--load-best"]) == ["--exp-id", "1"]
+    assert f"Passing over {tmp_path}/rql/Own-v1_3, which has no best_model.zip" in capsys.readouterr().out
+    for checkpoint in (["--load-last-checkpoint"], ["--load-checkpoint", "10"]):
+        assert as_in_training([*command, *checkpoint]) == ["--exp-id", "2"]
+    assert as_in_training([*command, "--load-checkpoint", "20"]) == as_in_training([*command, "--exp-id", "3"]) == []
 
 
 def test_viewing_a_model_makes_no_room_for_steps(logs):

@@ -94,13 +94,31 @@ def test_unknown_hyperparameter_and_no_model(tmp_path):
     assert "there is no model of rql for Pendulum-v1" in message and "`-f logs`" in message
 
 
-def test_errors_of_training_keep_their_traceback(tmp_path, monkeypatch):
+def test_a_run_that_does_not_begin_leaves_no_folder(tmp_path):
+    good = tmp_path / "rql" / "Pendulum-v1_1"
+    (good / "Pendulum-v1").mkdir(parents=True)
+    mistake("train", "--algo", "rql", "--env", "Pendulum-v1", "-f", tmp_path, "-params", "alhpa:1.0")
+    mistake("train", "--algo", "rql", "--env", "CartPole-v1", "-f", tmp_path)
+    mistake("optimize", "--algo", "rql", "--env", "CartPole-v1", "-f", tmp_path, "-params", "offline_dataset:'nothing'")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "rql", good, good / "Pendulum-v1"]  # as it was
+
+
+def test_a_package_of_environments_that_is_not_there():
+    for command in ("train", "record_video", "enjoy"):
+        message = mistake(command, "--env", "Pendulum-v1", "--gym-packages", "no_such_package")
+        assert message == "error: No module named 'no_such_package'"
+
+
+@pytest.mark.parametrize("episodes", [0, 1])
+def test_errors_of_training_keep_their_traceback(episodes, tmp_path, monkeypatch):
     def fail(self, *_, **__):
         raise ValueError("in training")
 
     monkeypatch.setattr(RQL, "train", fail)
     with pytest.raises(ValueError, match="in training"):
-        train("rql", tmp_path, *SMALL["rql"])
+        train("rql", tmp_path, *SMALL["rql"][:-3], f"learning_starts:{100 + 200 * episodes}", "-n", 400)
+    # what was logged stays, an empty folder does not
+    assert len(list((tmp_path / "rql").glob("*/*monitor.csv"))) == episodes
 
 
 def test_old_stable_baselines3():

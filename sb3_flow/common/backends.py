@@ -28,15 +28,18 @@ def requested_backend(backend: str) -> str:
     return wanted if backend == "auto" else backend
 
 
-def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slower: str | None, verbose: int) -> str:
+def choose_backend(
+    backend: str, earlier: str | None, uncovered: str | None, slower: str | None, verbose: int, device: str = "cpu"
+) -> str:
     """
     Choose the backend of a model, once for all of its life, and say why.
 
     :param backend: the model's argument
     :param earlier: what was chosen when a model that is now loaded was built
-    :param uncovered: why compiled loops do not cover the model, None if they do
-    :param slower: why torch is faster, None if it is not
+    :param uncovered: why compiled loops do not cover the model, a sentence without its full stop; None if they do
+    :param slower: why torch is faster, likewise; None if it is not
     :param verbose: 1 to print the choice for "auto"
+    :param device: type of the model's device; elsewhere than on the CPU torch is all there is, and not called slower
     :return: "torch" or "native"
     :raises ValueError: if "native" is asked for and cannot be had
     """
@@ -46,11 +49,11 @@ def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slo
         raise ValueError(f"{given}, but {missing or f'the compiled loops do not cover this model: {uncovered}'}.")
     if requested != "auto":
         return requested
-    if missing:
+    if missing and device == "cpu":
         warnings.warn(f"Using the torch backend, which is slower: {missing}.", stacklevel=2)
         return "torch"
     if uncovered:
-        chosen, reason = "torch", f", which is slower: {uncovered}"
+        chosen, reason = "torch", f", which is slower: {uncovered}" if device == "cpu" else f": {uncovered}"
     elif earlier is not None:
         chosen, reason = earlier, ", which was chosen when the model was built"
     elif slower:
@@ -58,5 +61,5 @@ def choose_backend(backend: str, earlier: str | None, uncovered: str | None, slo
     else:
         chosen, reason = "native", ", which is faster here"
     if verbose >= 1:
-        print(f"Using the {chosen} backend{reason}")
+        print(f"Using the {chosen} backend{reason}.")
     return chosen

@@ -16,9 +16,14 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_minimum
+from sb3_flow.data.returns import BehaviourReturn
 
 AT_ONCE = 1_000
 """Resamples that are in memory together."""
+
+NOTED = ("modes", "deterministic", "offline", "behaviour_return", "behaviour_caveat")
+"""What ``evaluations.npz`` has besides SB3's arrays."""
+NO_BEHAVIOUR = BehaviourReturn(np.nan, np.nan, np.nan, 0, "")
 
 Statistic = Callable[..., np.ndarray]
 """``statistic(values, axis=...)``, such as ``interquartile_mean``, ``np.mean`` or ``np.median``."""
@@ -126,6 +131,8 @@ class NoteEvaluationModes(BaseCallback):
     - ``modes``: the policy's ``acting_mode`` (``"zero"``, ``"best_of_n"``, ...)
     - ``deterministic``: the ``EvalCallback``'s
     - ``offline``: whether ``timesteps`` counts gradient steps of an offline phase, not environment steps
+    - ``behaviour_return``: in an offline phase the dataset's own mean return and the ends of its 95 % interval, else NaN;
+      ``behaviour_caveat``: why that is not the return of the task's episodes, "" if it may be
 
     :param evaluations: the callbacks to watch
     """
@@ -146,19 +153,22 @@ class NoteEvaluationModes(BaseCallback):
     def _note(self, evaluation: EvalCallback) -> None:
         model: Any = self.model
         mode, offline = model.policy.acting_mode, model.is_offline
+        behaviour = model.replay_buffer.offline_dataset.behaviour_return if offline else NO_BEHAVIOUR
         if evaluation.verbose >= 1:
             print(f"Evaluation mode: {mode}, deterministic={evaluation.deterministic}")
+            if offline:
+                print(f"Dataset's own mean return: {behaviour}")
         if evaluation.log_path is None:
             return
         # kept with the lists of the evaluation itself, which may go on in another phase
-        notes: list[tuple[str, bool, bool]] = vars(evaluation).setdefault("evaluations_notes", [])
+        notes: list[tuple[Any, ...]] = vars(evaluation).setdefault("evaluations_notes", [])
         unseen = len(evaluation.evaluations_timesteps) - len(notes) - 1  # evaluations of another algorithm
-        notes += [("unknown", evaluation.deterministic, False)] * unseen
-        notes.append((mode, evaluation.deterministic, offline))
+        notes += [("unknown", evaluation.deterministic, False, NO_BEHAVIOUR[:3], "")] * unseen
+        notes.append((mode, evaluation.deterministic, offline, behaviour[:3], behaviour.caveat))
         file = Path(f"{evaluation.log_path}.npz")
         with np.load(file) as stored:
             arrays = dict(stored)
-        arrays |= dict(zip(("modes", "deterministic", "offline"), map(np.array, zip(*notes, strict=True)), strict=True))
+        arrays |= dict(zip(NOTED, map(np.array, zip(*notes, strict=True)), strict=True))
 
         def write(path: Path) -> None:
             with open(path, "wb") as target:

@@ -54,6 +54,10 @@ def in_place_activations(policy: Any) -> Iterator[None]:
             del activation.forward
 
 
+OPTIONS = ("amsgrad", "maximize", "weight_decay", "fused", "capturable", "differentiable")
+"""Adam's options that change its steps."""
+
+
 def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
     """
     :param optimizer: of any kind
@@ -62,8 +66,7 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
     if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1 or "step" in vars(optimizer):
         return False
     group = optimizer.param_groups[0]
-    options = ("amsgrad", "maximize", "weight_decay", "fused", "capturable", "differentiable")
-    if any(group[name] for name in options) or any(isinstance(one, th.Tensor) for one in (group["lr"], *group["betas"])):
+    if any(group[name] for name in OPTIONS) or any(isinstance(one, th.Tensor) for one in (group["lr"], *group["betas"])):
         return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False

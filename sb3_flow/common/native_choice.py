@@ -10,7 +10,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from torch import nn
 
-from sb3_flow.common.gradient_steps import has_plain_steps
+from sb3_flow.common.gradient_steps import OPTIONS, has_plain_steps
 from sb3_flow.kernels.networks import BERNOULLI, CATEGORICAL, GAUSSIAN
 
 DISTRIBUTIONS = {
@@ -47,7 +47,10 @@ def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: 
     if weights * rows <= limit:
         return None
     on = "one thread" if threads == 1 else f"{threads} threads"
-    return f"layers of up to {max(map(max, layers))} units, minibatches of {batch_size}, {n_envs} environments, on {on}"
+    units = max(map(max, layers))
+    return (
+        f"layers have up to {units} units, minibatches {batch_size} rows, there are {n_envs} environments, and torch has {on}"
+    )
 
 
 def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
@@ -58,26 +61,31 @@ def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
 def not_covered(policy: ActorCriticPolicy) -> str | None:
     """
     :param policy: of SB3's PPO
-    :return: why the compiled loops do not cover this policy, None if they do
+    :return: why the compiled loops do not cover this policy, a sentence without its full stop; None if they do
     """
     space = policy.observation_space
     optimizer: Any = policy.optimizer
     if any(getattr(type(policy), name) is not getattr(ActorCriticPolicy, name) for name in METHODS):
         return f"{type(policy).__name__} computes in its own way"
     if policy.device.type != "cpu":
-        return f"the policy is on {policy.device}"
+        return f"the policy is on {policy.device}, and the compiled loops run on the CPU"
     if is_image_space(space) or not _only_flattens(policy.features_extractor):
-        return f"{type(space).__name__} observations are encoded by {type(policy.features_extractor).__name__}"
+        encoder = type(policy.features_extractor).__name__
+        return f"{encoder} encodes the {type(space).__name__} observations, and the compiled loops take flat ones"
     if type(policy.action_dist) not in DISTRIBUTIONS:
-        return f"actions have a {type(policy.action_dist).__name__}"
+        return f"the compiled loops do not draw actions from a {type(policy.action_dist).__name__}"
     if type(policy.mlp_extractor) is not MlpExtractor or policy.activation_fn not in (nn.Tanh, nn.ReLU):
-        return f"networks are {type(policy.mlp_extractor).__name__} with {policy.activation_fn.__name__}, not tanh or ReLU"
+        own, activation = type(policy.mlp_extractor).__name__, policy.activation_fn.__name__
+        return f"the networks are {own} with {activation}, and the compiled loops cover an MlpExtractor with Tanh or ReLU"
     if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1:
-        return f"the optimizer is {type(optimizer).__name__}, not Adam with one group of parameters"
+        groups = len(optimizer.param_groups)
+        given = type(optimizer).__name__ + (f" with {groups} groups of parameters" if groups > 1 else "")
+        return f"the optimizer is {given}, and the compiled loops cover Adam with one group"
     if any(parameter.dtype != th.float32 or not parameter.requires_grad for parameter in policy.parameters()):
-        return "parameters are frozen or not float32"
+        return "some parameters are frozen or not float32"
     if not has_plain_steps(optimizer):
-        return "the optimizer has options that the compiled loops do not cover (amsgrad, weight_decay or the like)"
+        given = ", ".join(name for name in OPTIONS if optimizer.param_groups[0][name]) or "hooks or a rate that is a tensor"
+        return f"the optimizer has options that the compiled loops do not cover ({given})"
     return None
 
 

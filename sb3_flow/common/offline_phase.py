@@ -14,6 +14,7 @@ from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.evaluate import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
+from sb3_flow.common.offline_labels import in_gradient_steps
 from sb3_flow.common.persistence import PersistentAlgorithm
 from sb3_flow.common.spaces import channels_first
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
@@ -82,7 +83,8 @@ class OfflinePhase(PersistentAlgorithm):
         """
         Train on a dataset alone, without stepping an environment. Callbacks are called once per gradient step, and
         ``num_timesteps`` counts gradient steps while the phase lasts, so that ``CheckpointCallback``, ``EvalCallback``
-        and the logger work as they do online. Calling it again continues.
+        and the logger work as they do online. Evaluations are printed beside the dataset's own mean return, which is logged as
+        ``offline/behaviour_return``. Calling it again continues.
 
         :param dataset: an ``OfflineDataset`` or its location, see ``OfflineDataset.load``
         :param gradient_steps: gradient steps to make now
@@ -99,7 +101,7 @@ class OfflinePhase(PersistentAlgorithm):
         :raises ValueError: if the dataset does not fit the model; the model is unchanged then
         """
         check_minimum(0, gradient_steps=gradient_steps)
-        self.set_offline_dataset(dataset)
+        dataset = self.set_offline_dataset(dataset)
         without_env = self.env is None
         if without_env:
             self.env = SpacesOnlyVecEnv(self.observation_space, self.action_space)
@@ -131,10 +133,11 @@ class OfflinePhase(PersistentAlgorithm):
                 if without_env:
                     warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
                 callback = self._init_callback([*as_list(callback), *extra])
-            callback.on_training_start(locals(), globals())
-            self.replay_buffer.offline_only = True  # type: ignore[union-attr]
-            self._run_offline(total_timesteps, callback, log_interval)
-            callback.on_training_end()
+            with in_gradient_steps(self.logger, dataset.behaviour_return):
+                callback.on_training_start(locals(), globals())
+                self.replay_buffer.offline_only = True  # type: ignore[union-attr]
+                self._run_offline(total_timesteps, callback, log_interval)
+                callback.on_training_end()
         finally:
             self.replay_buffer.offline_only = False  # type: ignore[union-attr]
             self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None

@@ -112,7 +112,8 @@ class PolicyGradient(PersistentOnPolicy):
         total = self.n_steps * self.n_envs
         size = min(self.batch_size or total, total), self.n_envs, th.get_num_threads()
         slower = None if uncovered else torch_is_faster(linear_layers(self.policy), *size)
-        self.chosen_backend = choose_backend(self.backend, self.chosen_backend, uncovered, slower, self.verbose)
+        given = self.backend, self.chosen_backend, uncovered, slower, self.verbose, self.policy.device.type
+        self.chosen_backend = choose_backend(*given)
         if self.chosen_backend == "native":
             from sb3_flow.common.native import NativeLoops  # only where numba can be used
 

@@ -31,7 +31,7 @@ class FlowVisualisationCallback(BaseCallback):
     :param observation: to draw the flow in, as the environment gives it (not normalised); by default the first one of the
         dataset, or of training if there is none
     :param dimensions: components of the action, see :func:`~sb3_flow.common.visualisation.action_flow`
-    :param save_path: folder for PNG files; without it pictures go to TensorBoard alone
+    :param save_path: folder for PNG files, whose names begin with the algorithm's; without it pictures go to TensorBoard alone
     :param verbose: Verbosity level: 0 for no output, 1 for the names of the files
     """
 
@@ -130,7 +130,7 @@ class FlowVisualisationCallback(BaseCallback):
 
     def _put(self, name: str, figure: "Figure", step: int, phase: str) -> None:
         if self.save_path is not None:
-            file = Path(self.save_path) / f"{name}_{phase}_{step}_steps.png"
+            file = Path(self.save_path) / f"{type(self.model).__name__}_{name}_{phase}_{step}_steps.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(file, dpi=150)
             if self.verbose >= 1:

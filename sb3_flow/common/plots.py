@@ -75,7 +75,7 @@ def learning_curves(
 
     A folder of a run is what SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the ``*monitor.csv`` of
     ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the latter is drawn
-    behind the former.
+    behind the former. The dataset's own mean return is a horizontal line with its 95 % interval as a band.
 
     :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
     :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes
@@ -99,7 +99,8 @@ def learning_curves(
     plain(axis)
     for i, (name, own) in enumerate(curves.items()):
         steps, estimates = _summary(own)
-        label = f"{name} ({len(own)} runs)" if len(own) > 1 else name
+        count = f"{len(own)} runs"
+        label = name if len(own) == 1 else f"{name} ({count})" if name else count
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         marker = "o" if len(steps) <= 25 else None
         axis.plot(steps, [one.value for one in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label)
@@ -107,13 +108,14 @@ def learning_curves(
             steps, [one.low for one in estimates], [one.high for one in estimates], color=colour, alpha=0.2, linewidth=0
         )
     every = [run for own in curves.values() for run in own]
+    known = _draw_behaviour(axis, curves) if quantity == "return" else False
     _label_steps(axis, every)
     axis.set_ylabel(LABELS[quantity])
     if quantity == "success":
         axis.set_ylim(-0.03, 1.03)
     if title:
         axis.set_title(title)
-    if any(label for label in curves) or len(curves) > 1:
+    if known or any(label for label in curves) or len(curves) > 1:
         axis.legend(frameon=False)
     several = any(len(own) > 1 for own in curves.values())
     episodes = (
@@ -121,9 +123,26 @@ def learning_curves(
         if source == "monitor"
         else f"{every[0].episodes.shape[1]} episodes a point"
     )
+    episodes += "; dataset: mean and normal 95 % interval" if known else ""
     how = "interquartile mean over runs" if several else "mean over episodes"
     figure.supxlabel(f"{how}, band: 95 % bootstrap interval; {episodes}", fontsize=8, color=GRAY)
     return finish(figure, path)
+
+
+def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
+    """:return: whether the return of a dataset is known; each is drawn once"""
+    first: dict[tuple[tuple[float, ...], str], int] = {}  # number of the first curve with it
+    for number, own in enumerate(curves.values()):
+        for run in own:
+            if run.behaviour is not None:
+                first.setdefault((run.behaviour, run.caveat), number)
+    for ((value, low, high), caveat), number in first.items():
+        colour = GRAY if len(first) == 1 else COLOURS[number % len(COLOURS)]
+        name = "dataset's own return" + (f" ({list(curves)[number]})" if len(first) > 1 else "")
+        label = name + (", not of the task's episodes" if caveat else "")
+        axis.axhline(value, color=colour, linestyle=(0, (1, 2)), linewidth=1.2, label=label)
+        axis.axhspan(low, high, color=colour, alpha=0.15, linewidth=0)
+    return bool(first)
 
 
 def _summary(runs: list[Run]) -> tuple[np.ndarray, list[Estimate]]:

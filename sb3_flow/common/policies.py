@@ -273,7 +273,7 @@ class GenerativePolicy(ChunkedPolicy):
         :raises ValueError: if ``"native"`` is asked for and cannot be had
         """
         self.backend = backend
-        self.chosen_backend = choose_backend(backend, earlier, not_covered(self), None, verbose)
+        self.chosen_backend = choose_backend(backend, earlier, not_covered(self), None, verbose, self.device.type)
         for network in compiled_networks(self):
             network.native = self.chosen_backend == "native"
 

@@ -22,11 +22,15 @@ class Run:
     :param steps: where the points are, shape ``(T,)``
     :param episodes: what each of them is the mean of, shape ``(T, n)``
     :param offline_until: steps of the offline phase, which come first; 0 if there was none, None if that is not known
+    :param behaviour: mean return of the dataset and the ends of its interval, if that is known
+    :param caveat: why that is not the return of the task's episodes, "" if it may be
     """
 
     steps: np.ndarray
     episodes: np.ndarray
     offline_until: int | None = 0
+    behaviour: tuple[float, ...] | None = None
+    caveat: str = ""
 
 
 def read_runs(
@@ -69,11 +73,15 @@ def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
             )
         steps, episodes = log["timesteps"].astype(np.int64), log[column].astype(np.float64)
         offline = log["offline"] if "offline" in log else None
+        behaviour, caveat = None, ""
+        if "behaviour_return" in log and (known := np.isfinite(log["behaviour_return"][:, 0])).any():
+            last = np.flatnonzero(known)[-1]
+            behaviour, caveat = tuple(log["behaviour_return"][last].tolist()), str(log["behaviour_caveat"][last])
     episodes = episodes.reshape(len(steps), -1)
     if offline is None:
         return Run(steps, episodes, None)
     until = int(steps[offline].max()) if offline.any() else 0
-    return Run(np.where(offline, steps, steps + until), episodes, until)
+    return Run(np.where(offline, steps, steps + until), episodes, until, behaviour, caveat)
 
 
 def read_monitor(folder: str | Path, quantity: str = "return") -> tuple[np.ndarray, np.ndarray]:

@@ -25,6 +25,7 @@ from sb3_flow.data.columns import (
     nest,
     row_slices,
 )
+from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
 from sb3_flow.data.sources import SOURCES, read_minari, read_replay_buffer, require_extra
 from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, checked
 
@@ -104,6 +105,16 @@ class OfflineDataset:
     @property
     def n_trajectories(self) -> int:
         return len(next(iter(entries(self.final_observations).values())))
+
+    @cached_property
+    def returns(self) -> np.ndarray:
+        """(n_trajectories,) float64: sum of the rewards of each trajectory, not discounted."""
+        return _read_only(trajectory_returns(self.rewards, self.trajectories[:, 0]))
+
+    @cached_property
+    def behaviour_return(self) -> BehaviourReturn:
+        """Mean of :attr:`returns` with its 95 % interval: what a policy trained on the data should be above."""
+        return behaviour_return(self.returns, self.terminated, self.trajectory_ends, self.source)
 
     @property
     def next_observations(self) -> np.ndarray | dict[str, np.ndarray]:
@@ -348,11 +359,7 @@ class OfflineDataset:
         """A few lines of text about the dataset; reads all actions and rewards once."""
         first, last = self.trajectories.T
         lengths = last - first + 1
-        returns = np.zeros(len(first))
-        for rows in row_slices(self.rewards):
-            of = np.searchsorted(first, np.arange(rows.start, rows.stop), side="right") - 1
-            sums = np.bincount(of - of[0], weights=self.rewards[rows])
-            returns[of[0] : of[0] + len(sums)] += sums
+        returns, mean = self.returns, self.behaviour_return
         terminated = np.flatnonzero(self.terminated)
         reached = len(np.unique(np.searchsorted(last, terminated)))
         low, high = self.action_space.low, self.action_space.high
@@ -367,7 +374,8 @@ class OfflineDataset:
             f"OfflineDataset {self.source}",
             f"rows            {len(self)} in {self.n_trajectories} trajectories",
             f"lengths         min {lengths.min()}, mean {lengths.mean():.1f}, max {lengths.max()}",
-            f"returns         min {returns.min():.6g}, mean {returns.mean():.6g}, max {returns.max():.6g}",
+            f"returns         min {returns.min():.6g}, mean {mean.value:.6g}, max {returns.max():.6g}",
+            f"mean return     {mean}",
             f"terminated      {len(terminated)} rows ({len(terminated) / len(self):.2%}), in {reached} trajectories "
             f"({reached / len(first):.1%})",
             f"saturation      {saturated / self.actions.size:.1%} of action components at the bounds",

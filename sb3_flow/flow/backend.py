@@ -25,14 +25,14 @@ def threads_without_kernels() -> str | None:
 def not_covered(policy: nn.Module) -> str | None:
     """
     :param policy: module with networks of the flow
-    :return: why compiled kernels would not compute them, a part of a sentence; None if they would
+    :return: why compiled kernels would not compute them, a sentence without its full stop; None if they would
     """
     for network in compiled_networks(policy):
         parameter = next(network.parameters())
         if parameter.device.type != "cpu":
-            return f"the networks are on {parameter.device}"
+            return f"the networks are on {parameter.device}, and the compiled kernels run on the CPU"
         if parameter.dtype != th.float32:
-            return f"parameters are {parameter.dtype}"
+            return f"the parameters are {parameter.dtype}, not float32"
         if not is_untouched(network.activation, TanhGELU):  # type: ignore[arg-type]
             return f"the activation is {type(network.activation).__name__}, not TanhGELU"
     return threads_without_kernels()

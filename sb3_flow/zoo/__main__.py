@@ -7,9 +7,11 @@ rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, flow_ppo, grpo, gs
     python -m sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --n-trials 50     (train -optimize)
     python -m sb3_flow.zoo plot -a flow_ppo -e CartPole-v1 -f logs                      (the zoo's plot_train)
 
-Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`.
+Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`. `record_video`
+takes `--gym-packages`, too.
 """
 
+import argparse
 import importlib
 import runpy
 import sys
@@ -23,7 +25,6 @@ from sb3_flow.zoo import ALGORITHMS, register
 
 # What a mistake in a command or configuration raises, here, in SB3 and in the zoo
 MISTAKES = (AssertionError, ImportError, OSError, TypeError, ValueError, gym.error.Error)
-PICTURE = "plot_train.png"
 
 
 def train() -> None:
@@ -53,7 +54,12 @@ def record_video() -> None:
     """rl-zoo3's ``record_video``, a script without a function."""
     from sb3_flow.zoo.viewing import as_in_training, for_viewing
 
-    sys.argv += as_in_training(sys.argv[1:])
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--gym-packages", nargs="+", default=[])
+    given, rest = parser.parse_known_args(sys.argv[1:])
+    for package in given.gym_packages:  # as `train` and `enjoy` do, to let them register environments
+        importlib.import_module(package)
+    sys.argv[1:] = [*rest, *as_in_training(rest)]
     with for_viewing():
         runpy.run_module("rl_zoo3.record_video", run_name="__main__", alter_sys=True)
 
@@ -68,13 +74,19 @@ def _plots() -> ModuleType:
 
 
 def plot_train() -> None:
-    """rl-zoo3's ``plot_train``. Where no window can be opened, its picture goes into a file."""
+    """rl-zoo3's ``plot_train``. Where no window can be opened, its picture goes into a file, named after what is in it."""
     from matplotlib import pyplot as plt
 
+    parser = argparse.ArgumentParser(add_help=False)
+    for flags, options in ((("-a", "--algo"), {}), (("-e", "--env"), {"nargs": "+"}), (("-y", "--y-axis"), {})):
+        parser.add_argument(*flags, **options)  # type: ignore[arg-type]
+    given, _ = parser.parse_known_args(sys.argv[1:])
     _plots().plot_train()
     if "agg" == plt.get_backend().lower():
-        plt.savefig(PICTURE)
-        print(f"No window can be opened here: saved as {PICTURE}")
+        parts = ("plot_train", given.algo, *given.env, given.y_axis or "reward")
+        picture = f"{'_'.join(parts).replace('/', '-')[:200]}.png"
+        plt.savefig(picture)
+        print(f"No window can be opened here: saved as {picture}")
 
 
 def all_plots() -> None:
@@ -120,7 +132,8 @@ def main() -> None:
         manager = sys.modules.get("sb3_flow.zoo.manager")
         if manager is not None and manager.ExperimentManager.training:
             raise
-        hint = ": pip install 'sb3-flow[zoo]'" if isinstance(error, ImportError) and "pip install" not in str(error) else ""
+        ours = isinstance(error, ImportError) and "pip install" not in str(error) and error.name not in sys.argv
+        hint = ": pip install 'sb3-flow[zoo]'" if ours else ""
         sys.exit(f"error: {error}{hint}")
 
 

@@ -2,13 +2,18 @@
 
 import copy
 import importlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import optuna
 import rl_zoo3.exp_manager
 import rl_zoo3.train
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import AsyncPPO, OfflineDataset
@@ -36,6 +41,8 @@ class ExperimentManager(ZooManager):
             config = config or str(registry.config_file(algo))
         super().__init__(args, algo, *rest, config=config, **kwargs)  # type: ignore[misc]
         self.offline_steps = 0
+        self._made_folder: Path | None = None
+        self._not_from_configuration: list[str] = []
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.deterministic_eval = hyperparams.pop("deterministic_eval", self.deterministic_eval)
@@ -55,7 +62,25 @@ class ExperimentManager(ZooManager):
             setattr(env, FACTORY, partial(_create_envs, manager, n_envs, no_log))
         return env
 
+    def create_log_folder(self) -> None:
+        folder = Path(self.save_path)
+        self._made_folder = None if folder.exists() else folder
+        super().create_log_folder()
+
+    @contextmanager
+    def _leaving_nothing_empty(self) -> Iterator[None]:
+        """If the run fails, remove its folder unless there is something to look at in it."""
+        try:
+            yield
+        except BaseException:
+            _remove_if_empty(self._made_folder)
+            raise
+
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+        with self._leaving_nothing_empty():
+            return self._setup_experiment()
+
+    def _setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         result = super().setup_experiment()
         # whether the dataset is there and fits is known before training begins
         location = self._hyperparams.get("offline_dataset")
@@ -71,11 +96,52 @@ class ExperimentManager(ZooManager):
                     f"offline_dataset {str(location)!r} does not go with --env {self.env_name.gym_id}: {error}; give one of "
                     "that environment (-params \"offline_dataset:'...'\")."
                 ) from error
+        if result is not None and self.continue_training:
+            self._say_what_goes_on(result[0])
         return result
+
+    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        self._not_from_configuration = [name for name in ("policy", "policy_kwargs") if name in hyperparams]
+        return super()._load_pretrained_agent(hyperparams, env)
+
+    def _say_what_goes_on(self, model: Any) -> None:
+        """What ``-i`` took besides the model itself, and what it left out."""
+        folder, attached, skipped = Path(self.trained_agent).parent, [], []
+        if self._hyperparams:
+            attached.append(f"of the configuration: {', '.join(sorted(self._hyperparams))}")
+        if self._not_from_configuration:
+            skipped.append(f"of the configuration: {', '.join(self._not_from_configuration)}, which the model brings along")
+        statistics = folder / self.env_name / "vecnormalize.pkl"
+        if statistics.is_file():
+            attached.append(f"the VecNormalize statistics {statistics}")
+        elif self.normalize:
+            skipped.append(f"VecNormalize statistics, which begin anew: there is no {statistics}")
+        buffer = folder / "replay_buffer.pkl"
+        if buffer.is_file():
+            attached.append(f"the replay buffer {buffer}, {model.replay_buffer.size() * model.n_envs} environment steps")
+        elif hasattr(model, "load_replay_buffer"):
+            skipped.append(f"the replay buffer: there is no {buffer}, which --save-replay-buffer writes")
+        if isinstance(model, OfflineToOnlineAlgorithm):
+            dataset, left = model.offline_dataset, model.offline_steps - model.offline_updates
+            if dataset is not None:
+                attached.append(f"the dataset {dataset}")
+            elif model.offline_updates:
+                skipped.append("the dataset: the configuration names none (`offline_dataset`)")
+            if left > 0:
+                attached.append(f"{left} of {model.offline_steps} offline gradient steps, which are still to be made")
+            elif model.offline_updates:
+                skipped.append(f"the offline phase, which is over: {model.offline_updates} gradient steps were made")
+        for name, parts in (("Attached", attached), ("Skipped", skipped)):
+            print(f"{name}: {'; '.join(parts) or 'nothing'}")
 
     def learn(self, model: BaseAlgorithm) -> None:
         ExperimentManager.training = True
-        super().learn(model)
+        names = [one.__name__ for one in rl_zoo3.ALGOS.values()]
+        if self.tensorboard_log and self.algo in registry.ALGORITHMS and names.count(type(model).__name__) > 1:
+            # `flow_ppo`: in one folder with the zoo's `ppo` nobody could tell whose run PPO_1 is
+            model.set_logger(configure_logger(self.verbose, self.tensorboard_log, self.algo))
+        with self._leaving_nothing_empty():
+            super().learn(model)
 
     def objective(self, trial: optuna.Trial) -> float:
         if not self.offline_steps:
@@ -90,7 +156,10 @@ class ExperimentManager(ZooManager):
 
     def hyperparameters_optimization(self) -> None:
         ExperimentManager.training = True
-        super().hyperparameters_optimization()
+        try:
+            super().hyperparameters_optimization()
+        finally:
+            _remove_if_empty(self._made_folder)  # trials do not write to it
 
 
 def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEnv:
@@ -99,6 +168,15 @@ def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEn
     for package in manager.args.gym_packages:
         importlib.import_module(package)
     return ZooManager.create_envs(manager, n_envs, no_log=no_log)
+
+
+def _remove_if_empty(folder: Path | None) -> None:
+    """Remove a run's folder with neither a model nor an episode in it, which viewers would take for the latest run."""
+    if folder is None or any(folder.glob("*.zip")):
+        return
+    # each file of Monitor begins with two lines
+    if not any(len(file.read_text().splitlines()) > 2 for file in folder.glob("*monitor.csv")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def register() -> None:

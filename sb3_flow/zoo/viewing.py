@@ -40,26 +40,38 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
 
 def as_in_training(arguments: list[str]) -> list[str]:
     """
-    Act as in the evaluations of training. The zoo acts deterministically, which for ``evaluation_mode: sample`` is one and
-    the same noise all the time.
+    Show the latest run that has a model, and act as in the evaluations of training. The zoo takes the latest folder, which may
+    be that of a run that was killed or goes on; and it acts deterministically, which for ``evaluation_mode: sample`` is one
+    and the same noise all the time.
 
     :param arguments: of ``enjoy`` or ``record_video``
-    :return: ``["--stochastic"]`` if the model's configuration has ``deterministic_eval: false``, unless they decide
+    :return: ``--exp-id`` where the latest folder has no model, ``--stochastic`` if the model's configuration has
+        ``deterministic_eval: false``, unless they decide
     """
     parser = argparse.ArgumentParser(add_help=False)
     for flags, default in ((("--algo",), "ppo"), (("--env",), ""), (("-f", "--folder"), ""), (("--exp-id",), "0")):
         parser.add_argument(*flags, default=default)
-    for flag in ("--deterministic", "--stochastic"):
+    for flag in ("--deterministic", "--stochastic", "--load-best", "--load-last-checkpoint"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--load-checkpoint")
     given, _ = parser.parse_known_args(arguments)
     env_name, folder = EnvironmentName(given.env), Path(given.folder, given.algo)
-    number = int(given.exp_id) or get_latest_run_id(str(folder), env_name)
+    checkpoint = "*" if given.load_last_checkpoint else given.load_checkpoint
+    model = f"rl_model_{checkpoint}_steps.zip" if checkpoint else f"{env_name}.zip"
+    model = "best_model.zip" if given.load_best else model
+    latest = get_latest_run_id(str(folder), env_name)
+    with_model = (number for number in range(latest, 0, -1) if any((folder / f"{env_name}_{number}").glob(model)))
+    number = int(given.exp_id) or next(with_model, latest)
+    chosen = []
+    if not int(given.exp_id) and number != latest:
+        print(f"Passing over {folder / f'{env_name}_{latest}'}, which has no {model}")
+        chosen = ["--exp-id", str(number)]
     folder = folder / f"{env_name}_{number}" if number > 0 else folder
     hyperparams, _ = get_saved_hyperparams(str(folder / env_name))
     if given.deterministic or given.stochastic or hyperparams.get("deterministic_eval", True):
-        return []
+        return chosen
     print("Acting with fresh noise, as in the evaluations of training (deterministic_eval: false); or give --deterministic")
-    return ["--stochastic"]
+    return [*chosen, "--stochastic"]
 
 
 def no_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:
