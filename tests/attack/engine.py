@@ -242,9 +242,10 @@ def _judge_result(entry: Entry, given: Given, results: list[np.ndarray]) -> None
             raise Failure(f"result {i} has shape {got.shape} instead of {want.shape}: {describe(given)}")
         if given.rough and (max(sizes) > 1e6 or not np.isfinite(want).all()):
             continue
-        single = got.dtype == np.float32 or any(
-            getattr(value, "dtype", None) in (np.float32, np.float16) for value in given.arguments.values()
-        )
+        dtypes = [
+            str(getattr(value, "dtype", "")) for value in given.arguments.values()
+        ]  # also tensors' and byte-swapped ones
+        single = got.dtype == np.float32 or any(name.endswith(("float32", "float16", "f4", "f2")) for name in dtypes)
         scale = max(sizes) * max(1.0, _largest(want))
         tolerance = (3e-4 if single else 1e-8) * scale
         if not np.allclose(got.astype(np.float64), want.astype(np.float64), rtol=0, atol=tolerance, equal_nan=True):

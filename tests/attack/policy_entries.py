@@ -144,6 +144,7 @@ def _outputs(network, params, observations):  # type: ignore[no-untyped-def]
 
 
 def _log_probs(network, params, outputs, actions):  # type: ignore[no-untyped-def]
+    actions = actions.astype(np.float32).astype(float)  # as SB3's rollout buffers keep them, and the loops take them
     if network.distribution == GAUSSIAN:
         log_std = params[network.log_std : network.log_std + len(network.components)]
         z = (actions - outputs) * np.exp(-log_std)
@@ -167,7 +168,8 @@ def _forward(network, params, observations, rng):  # type: ignore[no-untyped-def
     rng = np.random.default_rng(rng) if isinstance(rng, int) and 0 <= rng < 99 else rng
     actions, values, log_probs = policy_forward(network, params, observations, rng)
     again = policy_evaluate(network, params, observations, actions)[1]
-    return values, np.where(np.isfinite(log_probs), log_probs - again, log_probs)
+    alike = (log_probs == again) | (np.isnan(log_probs) & np.isnan(again))  # also where log_std is infinite
+    return values, np.where(alike, 0, log_probs - again)
 
 
 def _forward_arguments(rng: np.random.Generator) -> Arguments:
