@@ -144,11 +144,11 @@ def _outputs(network, params, observations):  # type: ignore[no-untyped-def]
 
 
 def _log_probs(network, params, outputs, actions):  # type: ignore[no-untyped-def]
-    actions = actions.astype(np.float32).astype(float)  # as SB3's rollout buffers keep them, and the loops take them
     if network.distribution == GAUSSIAN:
         log_std = params[network.log_std : network.log_std + len(network.components)]
         z = (actions - outputs) * np.exp(-log_std)
         return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+    actions = actions.astype(np.float32)  # as SB3's rollout buffers keep choices
     if network.distribution == BERNOULLI:
         if not np.isin(actions, (0, 1)).all():
             raise ValueError("choices")
