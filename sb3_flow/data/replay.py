@@ -15,8 +15,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.samples import ChunkSamples
-from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, TrajectoryTable
-from sb3_flow.data.windows import Starts, Windows, select, shapes_of_windows
+from sb3_flow.data.table import TrajectoryTable
+from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, count_starts
+from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
 
 ACTION_MARGIN = 1e-5
 """Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
@@ -164,13 +165,17 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
         self._online = _Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
         self._offline: _Rows | None = None
-        self._offline_table: TrajectoryTable | None = None
         self._final_observations: Any = None
-        self._drawn_from: tuple[tuple[bool, bool], list[Starts]] | None = None  # to be forgotten when any trajectory changes
+        self._build_table(np.zeros((0, 5), dtype=np.int64))
+
+    def _build_table(self, offline: np.ndarray) -> None:
+        self._table = TrajectoryTable(offline, self.trajectories, self.horizon_length, self.window_rule)
+        self._table_tensors = TableTensors(self._table, self.storage_device, share=self.storage == "cpu")
+        self._drawn_from: tuple[tuple[bool, bool, str], list[Starts]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        tensors = ("_online", "_offline", "_offline_table", "_final_observations", "_drawn_from")
+        tensors = ("_online", "_offline", "_final_observations", "_table", "_table_tensors", "_drawn_from")
         drop = ("offline_dataset", "generator", *tensors)
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
@@ -195,8 +200,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         :raises ValueError: if its spaces do not match or no trajectory is as long as ``horizon_length``
         """
         if dataset is None:
-            self._drawn_from = None
-            self.offline_dataset = self._offline = self._offline_table = self._final_observations = None
+            self.offline_dataset = self._offline = self._final_observations = None
+            self._build_table(np.zeros((0, 5), dtype=np.int64))
             return
         dataset.check_spaces(self.observation_space, self.action_space)
         first, last = dataset.trajectories[:, 0], dataset.trajectories[:, 1]
@@ -221,16 +226,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             dataset.rewards,
             dataset.terminated.astype(np.float32),
         )
-        table = TrajectoryTable.build(
-            first,
-            last,
-            column=np.full_like(first, -1),
-            trajectory=np.arange(len(first)),
-            complete=np.ones(len(first), dtype=bool),
-            ends_terminated=dataset.terminated[last],
-            horizon_length=self.horizon_length,
-            window_rule=self.window_rule,
-        )
+        n_starts = count_starts(length, True, dataset.terminated[last], self.horizon_length, self.window_rule)
+        trajectory = np.arange(len(first))
+        table = np.stack([first, last, np.full_like(first, -1), trajectory, n_starts], axis=1)[n_starts > 0]
         if len(table) == 0:
             raise ValueError(
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
@@ -238,7 +236,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             )
         self._offline = _Rows(*(self._tensors(array) for array in arrays))
         self._final_observations = self._tensors(self._shaped(dataset.final_observations))
-        self._offline_table, self._drawn_from = table, None
+        self._build_table(table)
         self.offline_dataset = dataset
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
@@ -261,7 +259,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.storage == "device":
             self._mirror(pos)
         self.trajectories.step(self.dones[pos])
-        self._drawn_from = None
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -275,28 +272,30 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def cut_trajectories(self) -> None:
         """Tell the buffer that the environments were reset: the next rows do not continue the stored ones."""
         self.trajectories.cut()
-        self._drawn_from = None
 
     def reset(self) -> None:
         """Forget all online steps; the offline dataset stays."""
         super().reset()
         self.trajectories = OnlineTrajectories(self.buffer_size, self.n_envs)
-        self._drawn_from = None
+        self._build_table(self._table.rows[: self._table.n_offline])
 
     # --------------------------------------------------------------- sampling
 
     def _sources(self) -> list[Starts]:
         """What can be sampled now: offline before online, empty ones left out; one of all if no share is asked for."""
-        key = (self.offline_only and self._offline_table is not None, self.offline_fraction is None)
-        if self._drawn_from is None or self._drawn_from[0] != key:
-            only_offline, together = key
-            tables = [] if self._offline_table is None else [self._offline_table]
-            if not only_offline:
-                online = self.trajectories.table(self.terminated, self.horizon_length, self.window_rule)
-                tables += [online] if len(online) > 0 else []
-            if together and len(tables) == 2:
-                tables = [TrajectoryTable.concatenate(tables)]
-            self._drawn_from = key, [Starts.of(table, self.storage_device) for table in tables]
+        table, offline = self._table, self._table.n_offline > 0
+        changed = table.update(self.terminated)
+        if changed:
+            self._table_tensors.follow()
+        key = (self.offline_only and offline, self.offline_fraction is None, self.sampling)
+        if changed or self._drawn_from is None or self._drawn_from[0] != key:
+            only_offline, together, sampling = key
+            parts = [(offline, False), (False, not only_offline)]
+            if together:
+                parts = [(offline, not only_offline)]
+            selections = [table.select(*part) for part in parts]
+            starts = [self._table_tensors.starts(part, sampling) for part in selections if part.n_trajectories > 0]
+            self._drawn_from = key, starts
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
