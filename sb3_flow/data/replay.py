@@ -226,7 +226,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             dataset.rewards,
             dataset.terminated.astype(np.float32),
         )
-        n_starts = count_starts(length, True, dataset.terminated[last], self.horizon_length, self.window_rule)
+        n_starts = count_starts(length, dataset.terminated[last], self.horizon_length, self.window_rule)
         trajectory = np.arange(len(first))
         table = np.stack([first, last, np.full_like(first, -1), trajectory, n_starts], axis=1)[n_starts > 0]
         if len(table) == 0:
@@ -293,8 +293,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             parts = [(offline, False), (False, not only_offline)]
             if together:
                 parts = [(offline, not only_offline)]
-            selections = [table.select(*part) for part in parts]
-            starts = [self._table_tensors.starts(part, sampling) for part in selections if part.n_trajectories > 0]
+            selections = [table.select(*part, sampling) for part in parts]
+            starts = [self._table_tensors.starts(part) for part in selections if part.count > 0]
             self._drawn_from = key, starts
         return self._drawn_from[1]
 

@@ -14,26 +14,18 @@ Windows may start at ``FIRST``, ..., ``FIRST + N_STARTS - 1``; ``N_STARTS`` is a
 """
 
 
-class Gaps(NamedTuple):
-    """Numbers that are left out of a range, as a shift for what is counted without them."""
-
-    after: np.ndarray  # where each gap lies, counted without all gaps
-    shift: np.ndarray  # what to add up to the first gap (0), between the first and the second, ...
-
-    @classmethod
-    def between(cls, begins: np.ndarray, ends: np.ndarray) -> "Gaps":
-        shift = np.append(0, (ends - begins).cumsum())
-        return cls(begins - shift[:-1], shift)
-
-
 class Selection(NamedTuple):
-    """Rows of the table that can be drawn: all up to ``n_rows``, but for the gaps."""
+    """
+    Rows of the table that can be drawn: from ``begin`` on and before ``n_rows``, but for gaps. Of rows or starts counted from
+    the first that can be drawn and without the gaps, ``gaps[i]`` is the first after the i-th gap, and ``shifts[i]`` counts
+    what lies in the table before those between the gaps i - 1 and i and is left out.
+    """
 
     n_rows: int
-    n_trajectories: int
-    n_starts: int
-    gaps_in_rows: Gaps
-    gaps_in_starts: Gaps
+    begin: int
+    count: int  # of rows or starts that can be drawn
+    gaps: np.ndarray
+    shifts: np.ndarray
 
 
 class TrajectoryTable:
@@ -50,7 +42,7 @@ class TrajectoryTable:
     """
 
     def __init__(self, offline: np.ndarray, online: OnlineTrajectories, horizon_length: int, window_rule: str) -> None:
-        self.n_offline = self._head = self._tail = len(offline)  # closed online trajectories: from head to tail
+        self.n_offline = self._head = self._tail = len(offline)  # closed online ones from head to tail; before the head none is whole
         self.n_rows = len(offline)  # with the edge
         self.unchanged = 0  # rows before this one are as they were before the last update
         self.rows = offline
@@ -61,7 +53,9 @@ class TrajectoryTable:
         self._oldest_row = np.full(online.n_envs, -1)
         self._newest_row = np.full(online.n_envs, -1)
         self._next_row = np.full(len(offline), -1)  # ... and of each row the environment's next
-        self._cut_into = np.zeros(0, dtype=np.int64)  # closed rows that moved to the edge
+        self._cut_into = np.zeros(0, dtype=np.int64)  # rows after the head that moved to the edge
+        self._running = np.full((online.n_envs, 5), -1)
+        self._running[:, COLUMN] = np.arange(online.n_envs)
 
     def update(self, terminated: np.ndarray) -> bool:
         """
@@ -73,50 +67,57 @@ class TrajectoryTable:
         online = self._online
         if self._seen == (online.clock, online.n_closed):
             return False
+        n_known = -1 if self._seen is None else self._seen[1]
         self.unchanged = 0 if self._seen is None else self._tail
-        n_known = 0 if self._seen is None else self._seen[1]
-        if online.oldest > 0:
-            self._leave_out_overwritten()
-        if online.n_closed > n_known or self._seen is None:
-            self._append(online.closed_since(n_known), terminated)
-        self._write_edge()
         self._seen = online.clock, online.n_closed
+        if online.n_closed > n_known:
+            self._append(online.closed_since(max(n_known, 0)), terminated)
+        self._write_edge(self._leave_out_overwritten())
         return True
 
-    def select(self, offline: bool, online: bool) -> Selection:
+    def select(self, offline: bool, online: bool, sampling: str) -> Selection:
         """
         :param offline: whether offline trajectories can be drawn
         :param online: whether online ones can
+        :param sampling: ``"trajectory"`` counts rows, ``"transition"`` starts
         """
         if not online:
-            begins, ends, n_rows = self._cut_into[:0], self._cut_into[:0], self.n_offline if offline else 0
+            n_rows, begin, gaps, ends = self.n_offline if offline else 0, 0, self._cut_into[:0], self._cut_into[:0]
         else:
-            begin, n_rows = self.n_offline if offline else 0, self.n_rows
-            begins, ends = self._cut_into, self._cut_into + 1
-            if begin < self._head:
-                begins, ends = np.append(begin, begins), np.append(self._head, ends)
-        in_rows = Gaps.between(begins, ends)
-        in_starts = Gaps.between(self.starts_before[begins], self.starts_before[ends])
-        n_starts = int(self.starts_before[n_rows] - in_starts.shift[-1])
-        return Selection(n_rows, int(n_rows - in_rows.shift[-1]), n_starts, in_rows, in_starts)
+            n_rows, begin, gaps, ends = self.n_rows, 0 if offline else self._head, self._cut_into, self._cut_into + 1
+            if offline and self.n_offline < self._head:
+                gaps, ends = np.concatenate([[self.n_offline], gaps]), np.concatenate([[self._head], ends])
+        stop = n_rows
+        if sampling == "transition":
+            begin, stop = int(self.starts_before[begin]), int(self.starts_before[n_rows])
+            gaps, ends = self.starts_before[gaps], self.starts_before[ends]
+        shifts = np.zeros(len(gaps) + 1, dtype=np.int64)
+        (ends - gaps).cumsum(out=shifts[1:])
+        shifts += begin
+        return Selection(n_rows, begin, stop - int(shifts[-1]), gaps - shifts[:-1], shifts)
 
-    def _leave_out_overwritten(self) -> None:
+    def _leave_out_overwritten(self) -> np.ndarray:
+        """:return: for each environment that has any, the row of its oldest closed trajectory not overwritten as a whole"""
         oldest = self._online.oldest
-        while self._head < self._tail and self.rows[self._head, LAST] < oldest:
+        while self._head < self._tail and self.rows[self._head, FIRST] < oldest:
             self._head += 1
         while True:
             front = self._oldest_row[self._oldest_row >= 0]
             gone = front[self.rows[front, LAST] < oldest]
             if len(gone) == 0:
-                return
+                return front
             self._oldest_row[self.rows[gone, COLUMN]] = self._next_row[gone]
 
     def _append(self, closed: np.ndarray, terminated: np.ndarray) -> None:
         closed = closed[closed[:, 2] >= self._online.oldest]
         column, first, last = closed[:, :3].T
-        complete = closed[:, 3].astype(bool)
         ends_terminated = terminated[last % self._online.buffer_size, column].astype(bool)
-        n_starts = count_starts(last - first + 1, complete, ends_terminated, self._horizon_length, self._window_rule)
+        length = last - first + 1
+        n_starts = np.where(
+            closed[:, 3],
+            count_starts(length, ends_terminated, self._horizon_length, self._window_rule),
+            count_starts(length, None, self._horizon_length, self._window_rule),
+        )
         rows = np.stack([first, last, column, np.full_like(column, -1), n_starts], axis=1)[n_starts > 0]
         self._make_room(len(rows) + 2 * self._online.n_envs)
         begin = self._tail
@@ -139,8 +140,9 @@ class TrajectoryTable:
         """Forget overwritten trajectories; grow if that does not free half of the room for online ones."""
         if self._tail + n <= len(self.rows):
             return
-        n_offline, head, tail = self.n_offline, self._head, self._tail
-        n_alive, shift = tail - head, head - n_offline
+        n_offline, tail = self.n_offline, self._tail
+        alive = int(self._leave_out_overwritten().min(initial=self._head))  # all from here on, and perhaps a few that are not
+        n_alive, shift = tail - alive, alive - n_offline
         old_rows, old_starts, old_next = self.rows, self.starts_before, self._next_row
         capacity = n_offline + 2 * max(64, n_alive + n)
         self.unchanged = n_offline
@@ -151,25 +153,25 @@ class TrajectoryTable:
             self.rows[:n_offline] = old_rows[:n_offline]
             self.starts_before[: n_offline + 1] = old_starts[: n_offline + 1]
             self.unchanged = 0
-        self._head, self._tail = n_offline, n_offline + n_alive
-        self.rows[n_offline : self._tail] = old_rows[head:tail]
-        self.starts_before[n_offline : self._tail + 1] = old_starts[head : tail + 1] - old_starts[head] + old_starts[n_offline]
-        following = old_next[head:tail]
+        self._head, self._tail = self._head - shift, tail - shift
+        self.rows[n_offline : self._tail] = old_rows[alive:tail]
+        starts_alive = old_starts[alive : tail + 1] - old_starts[alive]
+        self.starts_before[n_offline : self._tail + 1] = starts_alive + old_starts[n_offline]
+        following = old_next[alive:tail]
         self._next_row[n_offline : self._tail] = np.where(following < 0, -1, following - shift)
         for numbers in (self._oldest_row, self._newest_row):
             numbers -= np.where(numbers < 0, 0, shift)
 
-    def _write_edge(self) -> None:
-        clock, oldest, since = self._online.clock, self._online.oldest, self._online.running_since
-        front = self._oldest_row[self._oldest_row >= 0]
-        self._cut_into = np.sort(front[self.rows[front, FIRST] < oldest])
-        partly = self.rows[self._cut_into]
+    def _write_edge(self, front: np.ndarray) -> None:
+        oldest, running = self._online.oldest, self._running
+        cut_into = front[self.rows[front, FIRST] < oldest]
+        self._cut_into = np.sort(cut_into[cut_into >= self._head])
+        partly = self.rows[cut_into]
         partly[:, N_STARTS] -= oldest - partly[:, FIRST]
         partly[:, FIRST] = oldest
-        running = np.full((len(since), 5), -1)
-        running[:, FIRST] = np.maximum(since, oldest)
-        running[:, LAST] = clock - 1
-        running[:, COLUMN] = np.arange(len(since))
-        running[:, N_STARTS] = count_starts(clock - running[:, FIRST], False, False, self._horizon_length, self._window_rule)
+        np.maximum(self._online.running_since, oldest, out=running[:, FIRST])
+        running[:, LAST] = self._online.clock - 1
+        length = self._online.clock - running[:, FIRST]
+        running[:, N_STARTS] = count_starts(length, None, self._horizon_length, self._window_rule)
         edge = np.concatenate([partly, running])
         self._write(self._tail, edge[edge[:, N_STARTS] > 0])

@@ -6,7 +6,7 @@ WINDOW_RULES = ("rql", "q_chunking")
 
 
 def count_starts(
-    length: np.ndarray, complete: np.ndarray | bool, ends_terminated: np.ndarray | bool, horizon_length: int, window_rule: str
+    length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: str
 ) -> np.ndarray:
     """
     Count the steps of trajectories that windows may start at, from the first on.
@@ -17,15 +17,15 @@ def count_starts(
     of the task) only windows that lie inside it are used, under both rules.
 
     :param length: steps that are stored
-    :param complete: the trajectory's last row ended an episode (terminated or truncated)
-    :param ends_terminated: its last row ended in a true terminal
+    :param ends_terminated: whether the last step is a true terminal, of trajectories that ended as the task has it
+        (terminated or truncated); None of those that are running or were cut
     :param horizon_length: steps of a window
     :param window_rule: one of ``WINDOW_RULES``
     :return: the counts, 0 or below where there is no window
     """
-    if window_rule == "rql":
-        return np.where(complete, length - 1 + ends_terminated, length - horizon_length)
-    return np.where(complete, length, length - horizon_length + 1)
+    if ends_terminated is None:
+        return length - horizon_length + (window_rule == "q_chunking")
+    return length if window_rule == "q_chunking" else length - 1 + ends_terminated
 
 
 class OnlineTrajectories:

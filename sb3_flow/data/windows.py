@@ -20,45 +20,36 @@ class Windows(NamedTuple):
     start: th.Tensor
 
 
-class Skip(NamedTuple):
-    """:class:`Gaps` in tensors."""
-
-    after: th.Tensor
-    shift: th.Tensor
-
-    def __call__(self, numbers: th.Tensor) -> th.Tensor:
-        """:return: the numbers, counted with the gaps"""
-        return numbers + self.shift.index_select(0, th.searchsorted(self.after, numbers, right=True))
-
-
 class Starts(NamedTuple):
-    """The trajectories that windows are drawn from: a :class:`Selection` in tensors."""
+    """The trajectories that windows are drawn from: a :class:`~sb3_flow.data.table.Selection` in tensors."""
 
-    rows: th.Tensor  # of a TrajectoryTable
+    rows: th.Tensor
     starts_before: th.Tensor
-    n_trajectories: int
-    n_starts: int
-    skip: Skip | None  # in rows or in starts, as `sampling` counts
+    begin: int
+    count: int  # known on the host: no synchronisation
+    gaps: th.Tensor | None
+    shifts: th.Tensor | None
 
     def draw(self, n: int, sampling: str, generator: th.Generator | None) -> Windows:
-        """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it"""
+        """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made"""
         device = self.rows.device
         if sampling == "transition":
-            # n_starts in total is known on the host: no synchronisation
-            number = self._skipped(th.randint(self.n_starts, (n,), generator=generator, device=device))
+            number = self._with_gaps(th.randint(self.count, (n,), generator=generator, device=device))
             index = th.searchsorted(self.starts_before[1:], number, right=True)
             first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
-            return Windows(column, trajectory, last, first + number - self.starts_before.index_select(0, index))
-        if n < self.n_trajectories:
-            index = distinct(self.n_trajectories, n, generator, device)
+            return Windows(column, trajectory, last, first + number - self.starts_before.take(index))
+        if n < self.count:
+            index = distinct(self.count, n, generator, device)
         else:
-            index = th.randint(self.n_trajectories, (n,), generator=generator, device=device)
+            index = th.randint(self.count, (n,), generator=generator, device=device)
         uniform = th.rand(n, generator=generator, device=device, dtype=th.float64)
-        first, last, column, trajectory, n_starts = self.rows.index_select(0, self._skipped(index)).unbind(1)
+        first, last, column, trajectory, n_starts = self.rows.index_select(0, self._with_gaps(index)).unbind(1)
         return Windows(column, trajectory, last, first + th.minimum((uniform * n_starts).long(), n_starts - 1))
 
-    def _skipped(self, numbers: th.Tensor) -> th.Tensor:
-        return numbers if self.skip is None else self.skip(numbers)
+    def _with_gaps(self, numbers: th.Tensor) -> th.Tensor:
+        if self.gaps is None or self.shifts is None:
+            return numbers + self.begin
+        return numbers + self.shifts.take(th.searchsorted(self.gaps, numbers, right=True))
 
 
 class TableTensors:
@@ -87,15 +78,14 @@ class TableTensors:
         self._rows[begin:end].copy_(rows[begin:end])
         self._starts_before[begin + 1 : end + 1].copy_(starts_before[begin + 1 : end + 1])
 
-    def starts(self, selection: Selection, sampling: str) -> Starts:
-        """:return: the selection, for draws by ``sampling``"""
-        gaps = selection.gaps_in_rows if sampling == "trajectory" else selection.gaps_in_starts
-        skip = None
-        if len(gaps.after) > 0:
-            skip = Skip(*(th.from_numpy(numbers).to(self._device) for numbers in gaps))
-        n_rows = selection.n_rows
+    def starts(self, selection: Selection) -> Starts:
+        """:return: the selection in tensors"""
+        n_rows, begin, count, gaps, shifts = selection
         rows, starts_before = self._rows[:n_rows], self._starts_before[: n_rows + 1]
-        return Starts(rows, starts_before, selection.n_trajectories, selection.n_starts, skip)
+        if len(gaps) == 0:
+            return Starts(rows, starts_before, begin, count, None, None)
+        in_tensors = (th.from_numpy(numbers).to(self._device) for numbers in (gaps, shifts))
+        return Starts(rows, starts_before, begin, count, *in_tensors)
 
 
 def distinct(n_numbers: int, n: int, generator: th.Generator | None, device: th.device) -> th.Tensor:
