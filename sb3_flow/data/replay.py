@@ -1,19 +1,19 @@
 """Replay buffer that samples windows of consecutive steps (action chunks) from offline and online trajectories."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape
-from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.dataset import OfflineDataset
+from sb3_flow.data.rows import Rows, StoredSteps
 from sb3_flow.data.samples import ChunkSamples
 from sb3_flow.data.table import TrajectoryTable
 from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, count_starts
@@ -21,24 +21,6 @@ from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_
 
 ACTION_MARGIN = 1e-5
 """Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
-
-
-class _Rows(NamedTuple):
-    """Stored steps, flat along the first dimension."""
-
-    observations: th.Tensor | TensorDict
-    actions: th.Tensor
-    rewards: th.Tensor
-    terminated: th.Tensor
-    next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
-
-
-class _Places(NamedTuple):
-    """In which rows steps of windows lie; None for what no step needs."""
-
-    is_offline: th.Tensor | None
-    offline: th.Tensor | None
-    online: th.Tensor | None
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
@@ -149,7 +131,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return self.device if self.storage == "device" else th.device("cpu")
 
     def _arrays(self) -> list[Any]:
-        """The ring's arrays in the order of ``_Rows``."""
+        """The ring's arrays in the order of ``Rows``."""
         arrays = [self.observations, self.actions, self.rewards, self.terminated]
         return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
 
@@ -163,9 +145,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _build_tensors(self) -> None:
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
-        self._online = _Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
-        self._offline: _Rows | None = None
-        self._final_observations: Any = None
+        online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
+        self._stored = StoredSteps(online, self.buffer_size, self.n_envs)
         self._build_table(np.zeros((0, 5), dtype=np.int64))
 
     def _build_table(self, offline: np.ndarray) -> None:
@@ -175,7 +156,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        tensors = ("_online", "_offline", "_final_observations", "_table", "_table_tensors", "_drawn_from")
+        tensors = ("_stored", "_table", "_table_tensors", "_drawn_from")
         drop = ("offline_dataset", "generator", *tensors)
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
@@ -200,7 +181,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         :raises ValueError: if its spaces do not match or no trajectory is as long as ``horizon_length``
         """
         if dataset is None:
-            self.offline_dataset = self._offline = self._final_observations = None
+            self.offline_dataset = self._stored.offline = self._stored.final_observations = None
             self._build_table(np.zeros((0, 5), dtype=np.int64))
             return
         dataset.check_spaces(self.observation_space, self.action_space)
@@ -234,8 +215,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
-        self._offline = _Rows(*(self._tensors(array) for array in arrays))
-        self._final_observations = self._tensors(self._shaped(dataset.final_observations))
+        self._stored.offline = Rows(*(self._tensors(array) for array in arrays))
+        self._stored.final_observations = self._tensors(self._shaped(dataset.final_observations))
         self._build_table(table)
         self.offline_dataset = dataset
 
@@ -266,7 +247,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        for tensor, array in zip(self._online, self._arrays(), strict=False):
+        for tensor, array in zip(self._stored.online, self._arrays(), strict=False):
             map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
 
     def cut_trajectories(self) -> None:
@@ -294,7 +275,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             if together:
                 parts = [(offline, not only_offline)]
             selections = [table.select(*part, sampling) for part in parts]
-            starts = [self._table_tensors.starts(part) for part in selections if part.count > 0]
+            starts = [self._table_tensors.starts(part) for part in selections if part.total > 0]
             self._drawn_from = key, starts
         return self._drawn_from[1]
 
@@ -339,52 +320,26 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         columns = (np.full_like(trajectory, -1), trajectory, bounds[trajectory, 1], np.asarray(starts, dtype=np.int64))
         return self._gather(Windows(*(self._tensors(column) for column in columns)), env)
 
-    def _places(self, column: th.Tensor, step: th.Tensor) -> _Places:
-        if self._offline is not None and self.trajectories.clock == 0:
-            return _Places(None, step, None)
-        online = step % self.buffer_size if self.full else step
-        if self.n_envs > 1:
-            online = online * self.n_envs + column
-        if self._offline is None:
-            return _Places(None, None, online)
-        # the steps of one kind, read as those of the other, give any row that there is
-        in_ring = online.clamp(0, self.buffer_size * self.n_envs - 1)
-        return _Places(column < 0, step.clamp(max=self.n_offline - 1), in_ring)
-
-    def _field(self, name: str, places: _Places) -> Any:
-        is_offline, offline_rows, online_rows = places
-
-        def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
-            if offline is None or offline_rows is None:
-                return select(online, online_rows)  # type: ignore[arg-type]
-            from_offline = select(offline, offline_rows)
-            if is_offline is None or online_rows is None:
-                return from_offline
-            mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))
-            return th.where(mask, from_offline, select(online, online_rows))
-
-        return map_arrays(take, getattr(self._online, name), getattr(self._offline, name, None))
-
     def _gather(self, windows: Windows, env: VecNormalize | None) -> ChunkSamples:
-        h = self.horizon_length
+        h, stored, n_online = self.horizon_length, self._stored, self.trajectories.clock
         column, _, last, start = windows
         ahead = (last - start).clamp(max=h)
         steps, weights, action_masks = (
             select(shape, ahead) for shape in shapes_of_windows(h, self.action_dim, self.gamma, start.device)
         )
-        rows = self._places(column[:, None], start[:, None] + steps)  # (B, h)
-        rewards = self._normalized_rewards(self._field("rewards", rows), env)
-        continues = 1.0 - self._field("terminated", rows)
-        next_observations = self._field("observations", self._places(column, start + ahead))
+        rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
+        rewards = self._normalized_rewards(stored.read("rewards", rows), env)
+        continues = 1.0 - stored.read("terminated", rows)
+        next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]
         else:
             # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
             bootstrap = continues.prod(dim=1, keepdim=True)
-            next_observations = self._true_successors(windows, ahead < h, next_observations)
+            next_observations = stored.true_successors(windows, ahead < h, next_observations)
         data = ChunkSamples(
-            observations=self._normalized(self._field("observations", self._places(column, start)), env),
-            actions=self._field("actions", rows).flatten(1),
+            observations=self._normalized(stored.read("observations", stored.places(column, start, n_online)), env),
+            actions=stored.read("actions", rows).flatten(1),
             next_observations=self._normalized(next_observations, env),
             rewards=(rewards * weights).sum(dim=1, keepdim=True).float(),
             discounts=self.gamma**h * bootstrap,
@@ -392,20 +347,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             action_mask=action_masks,
         )
         return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
-
-    def _true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
-        """Where a window reaches its trajectory's end, the observation after it is not a stored row."""
-        column, trajectory, last, _ = windows
-        online_rows = (last % self.buffer_size) * self.n_envs + column.clamp(min=0)
-
-        def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
-            shape = (-1,) + (1,) * (value.dim() - 1)
-            final = select(online, online_rows)
-            if offline is not None:
-                final = th.where((column < 0).view(shape), select(offline, trajectory.clamp(min=0)), final)
-            return th.where(at_end.view(shape), final, value)
-
-        return map_arrays(replace, next_observations, self._online.next_observations, self._final_observations)
 
     def _normalized(self, observations: Any, env: VecNormalize | None) -> Any:
         if env is None:

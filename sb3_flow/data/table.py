@@ -1,4 +1,4 @@
-"""The table of the trajectories that windows are drawn from, kept up to date at a cost that does not grow with their number."""
+"""The table of trajectories that windows are drawn from, kept up to date at a cost that does not grow with their number."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Selection(NamedTuple):
 
     n_rows: int
     begin: int
-    count: int  # of rows or starts that can be drawn
+    total: int  # of rows or starts that can be drawn
     gaps: np.ndarray
     shifts: np.ndarray
 
@@ -42,7 +42,9 @@ class TrajectoryTable:
     """
 
     def __init__(self, offline: np.ndarray, online: OnlineTrajectories, horizon_length: int, window_rule: str) -> None:
-        self.n_offline = self._head = self._tail = len(offline)  # closed online ones from head to tail; before the head none is whole
+        self.n_offline = len(offline)
+        # closed online ones lie before the tail, and those of which every step is stored not before the head
+        self._head = self._tail = len(offline)
         self.n_rows = len(offline)  # with the edge
         self.unchanged = 0  # rows before this one are as they were before the last update
         self.rows = offline

@@ -1,13 +1,11 @@
-"""Book-keeping of online trajectories, and which of a trajectory's steps may start a window. NumPy, knows nothing of what is stored."""
+"""Book-keeping of online trajectories, and which steps of a trajectory may start windows. Knows nothing of what is stored."""
 
 import numpy as np
 
 WINDOW_RULES = ("rql", "q_chunking")
 
 
-def count_starts(
-    length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: str
-) -> np.ndarray:
+def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: str) -> np.ndarray:
     """
     Count the steps of trajectories that windows may start at, from the first on.
 

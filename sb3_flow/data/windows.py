@@ -26,7 +26,7 @@ class Starts(NamedTuple):
     rows: th.Tensor
     starts_before: th.Tensor
     begin: int
-    count: int  # known on the host: no synchronisation
+    total: int  # known on the host: no synchronisation
     gaps: th.Tensor | None
     shifts: th.Tensor | None
 
@@ -34,15 +34,25 @@ class Starts(NamedTuple):
         """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made"""
         device = self.rows.device
         if sampling == "transition":
-            number = self._with_gaps(th.randint(self.count, (n,), generator=generator, device=device))
-            index = th.searchsorted(self.starts_before[1:], number, right=True)
-            first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
-            return Windows(column, trajectory, last, first + number - self.starts_before.take(index))
-        if n < self.count:
-            index = distinct(self.count, n, generator, device)
+            return self.by_start(th.randint(self.total, (n,), generator=generator, device=device))
+        if n < self.total:
+            index = distinct(self.total, n, generator, device)
         else:
-            index = th.randint(self.count, (n,), generator=generator, device=device)
-        uniform = th.rand(n, generator=generator, device=device, dtype=th.float64)
+            index = th.randint(self.total, (n,), generator=generator, device=device)
+        return self.by_trajectory(index, th.rand(n, generator=generator, device=device, dtype=th.float64))
+
+    def by_start(self, number: th.Tensor) -> Windows:
+        """:param number: of each window's start among all starts, below ``total``"""
+        number = self._with_gaps(number)
+        index = th.searchsorted(self.starts_before[1:], number, right=True)
+        first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
+        return Windows(column, trajectory, last, first + number - self.starts_before.take(index))
+
+    def by_trajectory(self, index: th.Tensor, uniform: th.Tensor) -> Windows:
+        """
+        :param index: number of each window's trajectory, below ``total``
+        :param uniform: where in the trajectory it starts, in [0, 1)
+        """
         first, last, column, trajectory, n_starts = self.rows.index_select(0, self._with_gaps(index)).unbind(1)
         return Windows(column, trajectory, last, first + th.minimum((uniform * n_starts).long(), n_starts - 1))
 
@@ -80,12 +90,12 @@ class TableTensors:
 
     def starts(self, selection: Selection) -> Starts:
         """:return: the selection in tensors"""
-        n_rows, begin, count, gaps, shifts = selection
+        n_rows, begin, total, gaps, shifts = selection
         rows, starts_before = self._rows[:n_rows], self._starts_before[: n_rows + 1]
         if len(gaps) == 0:
-            return Starts(rows, starts_before, begin, count, None, None)
+            return Starts(rows, starts_before, begin, total, None, None)
         in_tensors = (th.from_numpy(numbers).to(self._device) for numbers in (gaps, shifts))
-        return Starts(rows, starts_before, begin, count, *in_tensors)
+        return Starts(rows, starts_before, begin, total, *in_tensors)
 
 
 def distinct(n_numbers: int, n: int, generator: th.Generator | None, device: th.device) -> th.Tensor:

@@ -3,8 +3,8 @@ Time of storing one step and sampling one batch (``TrajectoryReplayBuffer``), by
 
 Run by hand: ``python tests/benchmarks/sampling.py``. The number of rows stays the same, so that trajectories become shorter
 as they become more: in a ring of online steps that is full, in an offline dataset beside a short ring, and in both. Calls
-alternate between the numbers, so that all of them see the same machine; medians, and means, which also see what seldom
-happens. The order is drawn anew each time: who comes after the largest finds cold caches. ``PYTHONPATH=<another checkout>`` times another version.
+alternate between the numbers in random order, so that all of them see the same machine and the same caches; medians, and
+means, which also see what seldom happens. ``PYTHONPATH=<another checkout>`` times another version.
 """
 
 import argparse
