@@ -338,7 +338,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             bootstrap = continues.prod(dim=1, keepdim=True)
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
         data = ChunkSamples(
-            observations=self._normalized(stored.read("observations", stored.places(column, start, n_online)), env),
+            observations=self._normalized(stored.read("observations", rows.first()), env),
             actions=stored.read("actions", rows).flatten(1),
             next_observations=self._normalized(next_observations, env),
             rewards=(rewards * weights).sum(dim=1, keepdim=True).float(),

@@ -26,6 +26,10 @@ class Places(NamedTuple):
     offline: th.Tensor | None
     online: th.Tensor | None
 
+    def first(self) -> "Places":
+        """:return: the first of each window's places, ``(B, h)`` before and ``(B,)`` after"""
+        return Places(*(None if part is None else part[:, 0] for part in self))
+
 
 class StoredSteps:
     """

@@ -58,7 +58,7 @@ class Starts(NamedTuple):
 
     def _with_gaps(self, numbers: th.Tensor) -> th.Tensor:
         if self.gaps is None or self.shifts is None:
-            return numbers + self.begin
+            return numbers + self.begin if self.begin > 0 else numbers
         return numbers + self.shifts.take(th.searchsorted(self.gaps, numbers, right=True))
 
 
