@@ -346,6 +346,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             valid=(ahead[:, None] >= h - 1).float(),
             action_mask=action_masks,
         )
+        if self.device == self.storage_device:
+            return data
         return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
 
     def _normalized(self, observations: Any, env: VecNormalize | None) -> Any:

@@ -166,9 +166,10 @@ class TrajectoryTable:
 
     def _write_edge(self, front: np.ndarray) -> None:
         oldest, running = self._online.oldest, self._running
-        cut_into = front[self.rows[front, FIRST] < oldest]
-        self._cut_into = np.sort(cut_into[cut_into >= self._head])
-        partly = self.rows[cut_into]
+        partly = self.rows[front]
+        reached = partly[:, FIRST] < oldest
+        self._cut_into = np.sort(front[reached & (front >= self._head)])
+        partly = partly[reached]
         partly[:, N_STARTS] -= oldest - partly[:, FIRST]
         partly[:, FIRST] = oldest
         np.maximum(self._online.running_since, oldest, out=running[:, FIRST])
