@@ -276,7 +276,7 @@ def test_device_storage_samples_the_same(rule):
     for one, other in zip(buffers[0].sample(64), buffers[1].sample(64), strict=True):
         assert th.equal(one, other)
     # a copy on the device, not a view
-    assert buffers[1]._online.actions.data_ptr() != th.as_tensor(buffers[1].actions).data_ptr()
+    assert buffers[1]._stored.online.actions.data_ptr() != th.as_tensor(buffers[1].actions).data_ptr()
 
 
 def test_normalisation_is_applied_when_sampling():
@@ -323,7 +323,7 @@ def test_pickle_keeps_online_rows_and_leaves_the_dataset_out():
     for one, other in zip(buffer.sample(32), restored.sample(32), strict=True):
         assert th.equal(one, other)
     step_env(restored, 30, np.float32([0]), 1)  # tensors are views of the restored arrays
-    assert restored._online.rewards[restored.pos - 1] == 30
+    assert restored._stored.online.rewards[restored.pos - 1] == 30
     assert copy.deepcopy(buffer).pos == buffer.pos
 
 

@@ -1,43 +1,26 @@
 """Replay buffer that samples windows of consecutive steps (action chunks) from offline and online trajectories."""
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_obs_shape
-from stable_baselines3.common.type_aliases import TensorDict
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.dataset import OfflineDataset
+from sb3_flow.data.rows import Rows, StoredSteps
 from sb3_flow.data.samples import ChunkSamples
-from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, TrajectoryTable
-from sb3_flow.data.windows import Starts, Windows, select, shapes_of_windows
+from sb3_flow.data.table import TrajectoryTable
+from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, count_starts
+from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
 
 ACTION_MARGIN = 1e-5
 """Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
-
-
-class _Rows(NamedTuple):
-    """Stored steps, flat along the first dimension."""
-
-    observations: th.Tensor | TensorDict
-    actions: th.Tensor
-    rewards: th.Tensor
-    terminated: th.Tensor
-    next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
-
-
-class _Places(NamedTuple):
-    """In which rows steps of windows lie; None for what no step needs."""
-
-    is_offline: th.Tensor | None
-    offline: th.Tensor | None
-    online: th.Tensor | None
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
@@ -148,7 +131,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return self.device if self.storage == "device" else th.device("cpu")
 
     def _arrays(self) -> list[Any]:
-        """The ring's arrays in the order of ``_Rows``."""
+        """The ring's arrays in the order of ``Rows``."""
         arrays = [self.observations, self.actions, self.rewards, self.terminated]
         return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
 
@@ -162,15 +145,18 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _build_tensors(self) -> None:
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
-        self._online = _Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
-        self._offline: _Rows | None = None
-        self._offline_table: TrajectoryTable | None = None
-        self._final_observations: Any = None
-        self._drawn_from: tuple[tuple[bool, bool], list[Starts]] | None = None  # to be forgotten when any trajectory changes
+        online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
+        self._stored = StoredSteps(online, self.buffer_size, self.n_envs)
+        self._build_table(np.zeros((0, 5), dtype=np.int64))
+
+    def _build_table(self, offline: np.ndarray) -> None:
+        self._table = TrajectoryTable(offline, self.trajectories, self.horizon_length, self.window_rule)
+        self._table_tensors = TableTensors(self._table, self.storage_device, share=self.storage == "cpu")
+        self._drawn_from: tuple[tuple[bool, bool, str], list[Starts]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        tensors = ("_online", "_offline", "_offline_table", "_final_observations", "_drawn_from")
+        tensors = ("_stored", "_table", "_table_tensors", "_drawn_from")
         drop = ("offline_dataset", "generator", *tensors)
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
@@ -195,8 +181,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         :raises ValueError: if its spaces do not match or no trajectory is as long as ``horizon_length``
         """
         if dataset is None:
-            self._drawn_from = None
-            self.offline_dataset = self._offline = self._offline_table = self._final_observations = None
+            self.offline_dataset = self._stored.offline = self._stored.final_observations = None
+            self._build_table(np.zeros((0, 5), dtype=np.int64))
             return
         dataset.check_spaces(self.observation_space, self.action_space)
         first, last = dataset.trajectories[:, 0], dataset.trajectories[:, 1]
@@ -221,24 +207,17 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             dataset.rewards,
             dataset.terminated.astype(np.float32),
         )
-        table = TrajectoryTable.build(
-            first,
-            last,
-            column=np.full_like(first, -1),
-            trajectory=np.arange(len(first)),
-            complete=np.ones(len(first), dtype=bool),
-            ends_terminated=dataset.terminated[last],
-            horizon_length=self.horizon_length,
-            window_rule=self.window_rule,
-        )
+        n_starts = count_starts(length, dataset.terminated[last], self.horizon_length, self.window_rule)
+        trajectory = np.arange(len(first))
+        table = np.stack([first, last, np.full_like(first, -1), trajectory, n_starts], axis=1)[n_starts > 0]
         if len(table) == 0:
             raise ValueError(
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
-        self._offline = _Rows(*(self._tensors(array) for array in arrays))
-        self._final_observations = self._tensors(self._shaped(dataset.final_observations))
-        self._offline_table, self._drawn_from = table, None
+        self._stored.offline = Rows(*(self._tensors(array) for array in arrays))
+        self._stored.final_observations = self._tensors(self._shaped(dataset.final_observations))
+        self._build_table(table)
         self.offline_dataset = dataset
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
@@ -261,7 +240,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.storage == "device":
             self._mirror(pos)
         self.trajectories.step(self.dones[pos])
-        self._drawn_from = None
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -269,34 +247,36 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        for tensor, array in zip(self._online, self._arrays(), strict=False):
+        for tensor, array in zip(self._stored.online, self._arrays(), strict=False):
             map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
 
     def cut_trajectories(self) -> None:
         """Tell the buffer that the environments were reset: the next rows do not continue the stored ones."""
         self.trajectories.cut()
-        self._drawn_from = None
 
     def reset(self) -> None:
         """Forget all online steps; the offline dataset stays."""
         super().reset()
         self.trajectories = OnlineTrajectories(self.buffer_size, self.n_envs)
-        self._drawn_from = None
+        self._build_table(self._table.rows[: self._table.n_offline])
 
     # --------------------------------------------------------------- sampling
 
     def _sources(self) -> list[Starts]:
         """What can be sampled now: offline before online, empty ones left out; one of all if no share is asked for."""
-        key = (self.offline_only and self._offline_table is not None, self.offline_fraction is None)
-        if self._drawn_from is None or self._drawn_from[0] != key:
-            only_offline, together = key
-            tables = [] if self._offline_table is None else [self._offline_table]
-            if not only_offline:
-                online = self.trajectories.table(self.terminated, self.horizon_length, self.window_rule)
-                tables += [online] if len(online) > 0 else []
-            if together and len(tables) == 2:
-                tables = [TrajectoryTable.concatenate(tables)]
-            self._drawn_from = key, [Starts.of(table, self.storage_device) for table in tables]
+        table, offline = self._table, self._table.n_offline > 0
+        changed = table.update(self.terminated)
+        if changed:
+            self._table_tensors.follow()
+        key = (self.offline_only and offline, self.offline_fraction is None, self.sampling)
+        if changed or self._drawn_from is None or self._drawn_from[0] != key:
+            only_offline, together, sampling = key
+            parts = [(offline, False), (False, not only_offline)]
+            if together:
+                parts = [(offline, not only_offline)]
+            selections = [table.select(*part, sampling) for part in parts]
+            starts = [self._table_tensors.starts(part) for part in selections if part.total > 0]
+            self._drawn_from = key, starts
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
@@ -340,73 +320,35 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         columns = (np.full_like(trajectory, -1), trajectory, bounds[trajectory, 1], np.asarray(starts, dtype=np.int64))
         return self._gather(Windows(*(self._tensors(column) for column in columns)), env)
 
-    def _places(self, column: th.Tensor, step: th.Tensor) -> _Places:
-        if self._offline is not None and self.trajectories.clock == 0:
-            return _Places(None, step, None)
-        online = step % self.buffer_size if self.full else step
-        if self.n_envs > 1:
-            online = online * self.n_envs + column
-        if self._offline is None:
-            return _Places(None, None, online)
-        # the steps of one kind, read as those of the other, give any row that there is
-        in_ring = online.clamp(0, self.buffer_size * self.n_envs - 1)
-        return _Places(column < 0, step.clamp(max=self.n_offline - 1), in_ring)
-
-    def _field(self, name: str, places: _Places) -> Any:
-        is_offline, offline_rows, online_rows = places
-
-        def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
-            if offline is None or offline_rows is None:
-                return select(online, online_rows)  # type: ignore[arg-type]
-            from_offline = select(offline, offline_rows)
-            if is_offline is None or online_rows is None:
-                return from_offline
-            mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))
-            return th.where(mask, from_offline, select(online, online_rows))
-
-        return map_arrays(take, getattr(self._online, name), getattr(self._offline, name, None))
-
     def _gather(self, windows: Windows, env: VecNormalize | None) -> ChunkSamples:
-        h = self.horizon_length
+        h, stored, n_online = self.horizon_length, self._stored, self.trajectories.clock
         column, _, last, start = windows
         ahead = (last - start).clamp(max=h)
         steps, weights, action_masks = (
             select(shape, ahead) for shape in shapes_of_windows(h, self.action_dim, self.gamma, start.device)
         )
-        rows = self._places(column[:, None], start[:, None] + steps)  # (B, h)
-        rewards = self._normalized_rewards(self._field("rewards", rows), env)
-        continues = 1.0 - self._field("terminated", rows)
-        next_observations = self._field("observations", self._places(column, start + ahead))
+        rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
+        rewards = self._normalized_rewards(stored.read("rewards", rows), env)
+        continues = 1.0 - stored.read("terminated", rows)
+        next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]
         else:
             # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
             bootstrap = continues.prod(dim=1, keepdim=True)
-            next_observations = self._true_successors(windows, ahead < h, next_observations)
+            next_observations = stored.true_successors(windows, ahead < h, next_observations)
         data = ChunkSamples(
-            observations=self._normalized(self._field("observations", self._places(column, start)), env),
-            actions=self._field("actions", rows).flatten(1),
+            observations=self._normalized(stored.read("observations", rows.first()), env),
+            actions=stored.read("actions", rows).flatten(1),
             next_observations=self._normalized(next_observations, env),
             rewards=(rewards * weights).sum(dim=1, keepdim=True).float(),
             discounts=self.gamma**h * bootstrap,
             valid=(ahead[:, None] >= h - 1).float(),
             action_mask=action_masks,
         )
+        if self.device == self.storage_device:
+            return data
         return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
-
-    def _true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
-        """Where a window reaches its trajectory's end, the observation after it is not a stored row."""
-        column, trajectory, last, _ = windows
-        online_rows = (last % self.buffer_size) * self.n_envs + column.clamp(min=0)
-
-        def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
-            shape = (-1,) + (1,) * (value.dim() - 1)
-            final = select(online, online_rows)
-            if offline is not None:
-                final = th.where((column < 0).view(shape), select(offline, trajectory.clamp(min=0)), final)
-            return th.where(at_end.view(shape), final, value)
-
-        return map_arrays(replace, next_observations, self._online.next_observations, self._final_observations)
 
     def _normalized(self, observations: Any, env: VecNormalize | None) -> Any:
         if env is None:

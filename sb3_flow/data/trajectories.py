@@ -1,85 +1,76 @@
-"""Book-keeping of trajectories: which windows of steps may start where. Plain NumPy, knows nothing of what is stored."""
-
-from typing import NamedTuple
+"""Book-keeping of online trajectories, and which steps of a trajectory may start windows. Knows nothing of what is stored."""
 
 import numpy as np
 
 WINDOW_RULES = ("rql", "q_chunking")
 
 
-class TrajectoryTable(NamedTuple):
+def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: str) -> np.ndarray:
     """
-    One row per trajectory that can be sampled; all arrays int64 of shape ``(n,)``.
+    Count the steps of trajectories that windows may start at, from the first on.
 
-    Steps are absolute numbers: dataset rows offline, ``add`` calls since the buffer's birth online.
+    The reference (RQL) starts windows on every row but the last. A last row that ends in a true terminal is a start here as
+    well: nothing is bootstrapped after it, and with ``horizon_length=1`` the terminal reward would otherwise never be seen.
+    Q-chunking starts on every row. Of a trajectory that is still running (or was cut by a reset, so that its end is no end
+    of the task) only windows that lie inside it are used, under both rules.
+
+    :param length: steps that are stored
+    :param ends_terminated: whether the last step is a true terminal, of trajectories that ended as the task has it
+        (terminated or truncated); None of those that are running or were cut
+    :param horizon_length: steps of a window
+    :param window_rule: one of ``WINDOW_RULES``
+    :return: the counts, 0 or below where there is no window
     """
-
-    first: np.ndarray  # first step that is still stored
-    last: np.ndarray  # last step
-    column: np.ndarray  # environment of an online trajectory, -1 for an offline one
-    trajectory: np.ndarray  # number of an offline trajectory in its dataset, -1 for an online one
-    n_starts: np.ndarray  # windows may start at first, ..., first + n_starts - 1; always > 0
-
-    @classmethod
-    def build(
-        cls,
-        first: np.ndarray,
-        last: np.ndarray,
-        column: np.ndarray,
-        trajectory: np.ndarray,
-        complete: np.ndarray,
-        ends_terminated: np.ndarray,
-        horizon_length: int,
-        window_rule: str,
-    ) -> "TrajectoryTable":
-        """
-        Count the starts and drop the trajectories that have none.
-
-        The reference (RQL) starts windows on every row but the last. A last row that ends in a true terminal is a start
-        here as well: nothing is bootstrapped after it, and with ``horizon_length=1`` the terminal reward would otherwise
-        never be seen. Q-chunking starts on every row. Of a trajectory that is still running (or was cut by a reset, so
-        that its end is no end of the task) only windows that lie inside it are used, under both rules.
-
-        :param complete: the trajectory's last row ended an episode (terminated or truncated)
-        :param ends_terminated: its last row ended in a true terminal
-        """
-        length = last - first + 1
-        if window_rule == "rql":
-            n_complete = length - 1 + ends_terminated
-            n_open = length - horizon_length
-        else:
-            n_complete = length
-            n_open = length - horizon_length + 1
-        n_starts = np.where(complete, n_complete, n_open)
-        keep = n_starts > 0
-        columns = (first, last, column, trajectory, n_starts)
-        return cls(*(np.ascontiguousarray(values[keep], dtype=np.int64) for values in columns))
-
-    @classmethod
-    def concatenate(cls, tables: "list[TrajectoryTable]") -> "TrajectoryTable":
-        """:return: one table of all rows; the table itself where there is only one"""
-        return tables[0] if len(tables) == 1 else cls(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
-
-    def __len__(self) -> int:  # number of trajectories, not of fields
-        return int(self.first.shape[0])
+    if ends_terminated is None:
+        return length - horizon_length + (window_rule == "q_chunking")
+    return length if window_rule == "q_chunking" else length - 1 + ends_terminated
 
 
 class OnlineTrajectories:
     """
     Trajectories of a ring buffer with one column per environment, kept in step with its ``add``.
 
+    Steps have absolute numbers: ``add`` calls since the buffer's birth. The row of step ``c`` is ``c % buffer_size``.
+
     :param buffer_size: rows of the ring (per environment)
     :param n_envs: number of columns
     """
 
+    _n_forgotten = 0  # also of a pickle, which begins to count anew
+
     def __init__(self, buffer_size: int, n_envs: int) -> None:
         self.buffer_size = buffer_size
         self.n_envs = n_envs
-        self.clock = 0  # rows written since birth; the row written at clock c sits at c % buffer_size
+        self.clock = 0  # the next step
         self._running_since = np.zeros(n_envs, dtype=np.int64)
         # closed trajectories: column, first, last, complete, in the order in which they closed, so `last` never decreases
         self._closed = np.zeros((64, 4), dtype=np.int64)
         self._n_closed = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_n_forgotten"}
+
+    @property
+    def oldest(self) -> int:
+        """The first step that is still stored."""
+        return max(0, self.clock - self.buffer_size)
+
+    @property
+    def running_since(self) -> np.ndarray:
+        """First step of each column's running trajectory; equals ``clock`` where there is none yet."""
+        return self._running_since
+
+    @property
+    def n_closed(self) -> int:
+        """How many trajectories have closed so far, those that were overwritten since included."""
+        return self._n_forgotten + self._n_closed
+
+    def closed_since(self, number: int) -> np.ndarray:
+        """
+        :param number: an earlier value of ``n_closed``
+        :return: column, first step, last step and completeness of what closed since then, but for what is overwritten
+        """
+        return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
     def step(self, dones: np.ndarray) -> None:
         """:param dones: episode ends of the row just written, shape ``(n_envs,)``"""
@@ -98,40 +89,11 @@ class OnlineTrajectories:
     def _close(self, column: int, last: int, complete: bool) -> None:
         if self._n_closed == len(self._closed):
             # forget what was overwritten; grow only if that did not make room
-            alive = self._closed[self._first_alive() :]
+            n_overwritten = int(np.searchsorted(self._closed[:, 2], self.oldest))
+            alive = self._closed[n_overwritten:]
             grown = np.zeros((max(64, 2 * len(alive)), 4), dtype=np.int64)
             grown[: len(alive)] = alive
             self._closed, self._n_closed = grown, len(alive)
+            self._n_forgotten += n_overwritten
         self._closed[self._n_closed] = (column, self._running_since[column], last, complete)
         self._n_closed += 1
-
-    def _first_alive(self) -> int:
-        return int(np.searchsorted(self._closed[: self._n_closed, 2], self.clock - self.buffer_size))
-
-    def table(self, terminated: np.ndarray, horizon_length: int, window_rule: str) -> TrajectoryTable:
-        """
-        :param terminated: the ring's true terminals, shape ``(buffer_size, n_envs)``
-        :return: what can be sampled now, running trajectories included
-        """
-        oldest = max(0, self.clock - self.buffer_size)
-        running = np.stack(
-            [
-                np.arange(self.n_envs),
-                self._running_since,
-                np.full(self.n_envs, self.clock - 1),
-                np.zeros(self.n_envs, dtype=np.int64),
-            ],
-            axis=1,
-        )
-        rows = np.concatenate([self._closed[self._first_alive() : self._n_closed], running])
-        column, last, complete = rows[:, 0], rows[:, 2], rows[:, 3].astype(bool)
-        return TrajectoryTable.build(
-            first=np.maximum(rows[:, 1], oldest),
-            last=last,
-            column=column,
-            trajectory=np.full_like(column, -1),
-            complete=complete,
-            ends_terminated=terminated[last % self.buffer_size, column].astype(bool) & complete,
-            horizon_length=horizon_length,
-            window_rule=window_rule,
-        )

@@ -3,10 +3,12 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch as th
 
-from sb3_flow.data.trajectories import TrajectoryTable
+from sb3_flow.data.table import Selection, TrajectoryTable
+
+SHUFFLED_AS_A_WHOLE = 64
+"""Up to this many times the numbers that are drawn, a whole permutation costs less (``distinct``; measured on a CPU)."""
 
 
 class Windows(NamedTuple):
@@ -19,32 +21,110 @@ class Windows(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """The trajectories that windows are drawn from."""
+    """The trajectories that windows are drawn from: a :class:`~sb3_flow.data.table.Selection` in tensors."""
 
-    table: th.Tensor  # columns of a TrajectoryTable and the number of starts up to the trajectory's last, shape (6, n)
-    n_starts: int
-
-    @classmethod
-    def of(cls, table: TrajectoryTable, device: th.device) -> "Starts":
-        counted = table.n_starts.cumsum()
-        return cls(th.from_numpy(np.stack([*table, counted])).to(device), int(counted[-1]))
+    rows: th.Tensor
+    starts_before: th.Tensor
+    begin: int
+    total: int  # known on the host: no synchronisation
+    gaps: th.Tensor | None
+    shifts: th.Tensor | None
 
     def draw(self, n: int, sampling: str, generator: th.Generator | None) -> Windows:
-        """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it"""
-        device, n_trajectories = self.table.device, self.table.shape[1]
+        """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made"""
+        device = self.rows.device
         if sampling == "transition":
-            # n_starts in total is known on the host: no synchronisation
-            number = th.randint(self.n_starts, (n,), generator=generator, device=device)
-            index = th.searchsorted(self.table[5], number, right=True)
-            first, last, column, trajectory, n_starts, counted = self.table.index_select(1, index)
-            return Windows(column, trajectory, last, first + number - (counted - n_starts))
-        if n < n_trajectories:
-            index = th.randperm(n_trajectories, generator=generator, device=device)[:n]
+            return self.by_start(th.randint(self.total, (n,), generator=generator, device=device))
+        if n < self.total:
+            index = distinct(self.total, n, generator, device)
         else:
-            index = th.randint(n_trajectories, (n,), generator=generator, device=device)
-        uniform = th.rand(n, generator=generator, device=device, dtype=th.float64)
-        first, last, column, trajectory, n_starts, _ = self.table.index_select(1, index)
+            index = th.randint(self.total, (n,), generator=generator, device=device)
+        return self.by_trajectory(index, th.rand(n, generator=generator, device=device, dtype=th.float64))
+
+    def by_start(self, number: th.Tensor) -> Windows:
+        """:param number: of each window's start among all starts, below ``total``"""
+        number = self._with_gaps(number)
+        index = th.searchsorted(self.starts_before[1:], number, right=True)
+        first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
+        return Windows(column, trajectory, last, first + number - self.starts_before.take(index))
+
+    def by_trajectory(self, index: th.Tensor, uniform: th.Tensor) -> Windows:
+        """
+        :param index: number of each window's trajectory, below ``total``
+        :param uniform: where in the trajectory it starts, in [0, 1)
+        """
+        first, last, column, trajectory, n_starts = self.rows.index_select(0, self._with_gaps(index)).unbind(1)
         return Windows(column, trajectory, last, first + th.minimum((uniform * n_starts).long(), n_starts - 1))
+
+    def _with_gaps(self, numbers: th.Tensor) -> th.Tensor:
+        if self.gaps is None or self.shifts is None:
+            return numbers + self.begin if self.begin > 0 else numbers
+        return numbers + self.shifts.take(th.searchsorted(self.gaps, numbers, right=True))
+
+
+class TableTensors:
+    """
+    A table's arrays in tensors.
+
+    :param table: the table
+    :param device: where the tensors reside
+    :param share: use the arrays' own memory (a CPU's)
+    """
+
+    def __init__(self, table: TrajectoryTable, device: th.device, share: bool) -> None:
+        self._table, self._device, self._share = table, device, share
+        self._rows = self._starts_before = th.empty(0)
+
+    def follow(self) -> None:
+        """Copy what the table's last update changed."""
+        rows, starts_before = th.from_numpy(self._table.rows), th.from_numpy(self._table.starts_before)
+        if self._share:
+            self._rows, self._starts_before = rows, starts_before
+            return
+        begin, end = self._table.unchanged, self._table.n_rows
+        if begin == 0:
+            self._rows = th.empty_like(rows, device=self._device)
+            self._starts_before = th.zeros_like(starts_before, device=self._device)
+        self._rows[begin:end].copy_(rows[begin:end])
+        self._starts_before[begin + 1 : end + 1].copy_(starts_before[begin + 1 : end + 1])
+
+    def starts(self, selection: Selection) -> Starts:
+        """:return: the selection in tensors"""
+        n_rows, begin, total, gaps, shifts = selection
+        rows, starts_before = self._rows[:n_rows], self._starts_before[: n_rows + 1]
+        if len(gaps) == 0:
+            return Starts(rows, starts_before, begin, total, None, None)
+        in_tensors = (th.from_numpy(numbers).to(self._device) for numbers in (gaps, shifts))
+        return Starts(rows, starts_before, begin, total, *in_tensors)
+
+
+def distinct(n_numbers: int, n: int, generator: th.Generator | None, device: th.device) -> th.Tensor:
+    """
+    Draw different numbers, every choice and order of them with the same probability.
+
+    The result is the beginning of a shuffle (Fisher and Yates): step i swaps what lies in place i with what lies in a place
+    drawn from i, ..., n_numbers - 1. Few of the places are ever touched, so the swaps are followed backwards instead: without
+    the array, without a loop over the steps and without waiting for the device.
+
+    :param n_numbers: draw from 0, ..., n_numbers - 1
+    :param n: how many, at most n_numbers
+    :return: shape ``(n,)``
+    """
+    if n_numbers <= SHUFFLED_AS_A_WHOLE * n:
+        return th.randperm(n_numbers, generator=generator, device=device)[:n]
+    step = th.arange(n, device=device)
+    place = step + (th.rand(n, generator=generator, device=device, dtype=th.float64) * (n_numbers - step)).long()
+    # of each step's two places: which earlier step swapped with that place last
+    swaps = (place * n + step).sort().values
+    places, now = th.cat([place, step]), step.repeat(2)
+    latest = swaps.index_select(0, (th.searchsorted(swaps, places * n + now) - 1).clamp(min=0)) - places * n
+    swapped = (latest >= 0) & (latest < now)
+    latest = th.where(swapped, latest, now)
+    drawn_from, origin = latest[:n], latest[n:]
+    # what lay in place i before step i had come from place origin[i], and so on to a place that was untouched
+    for _ in range((n - 1).bit_length()):
+        origin = origin.index_select(0, origin)
+    return th.where(swapped[:n], origin.index_select(0, drawn_from), place)
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,92 @@
+"""Stored steps in tensors, offline ones beside a ring of online ones, and how steps of windows are read from both."""
+
+from typing import Any, NamedTuple
+
+import torch as th
+from stable_baselines3.common.type_aliases import TensorDict
+
+from sb3_flow.data.columns import map_arrays
+from sb3_flow.data.windows import Windows, select
+
+
+class Rows(NamedTuple):
+    """Stored steps, flat along the first dimension."""
+
+    observations: th.Tensor | TensorDict
+    actions: th.Tensor
+    rewards: th.Tensor
+    terminated: th.Tensor
+    next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
+
+
+class Places(NamedTuple):
+    """In which rows steps of windows lie; None for what no step needs."""
+
+    is_offline: th.Tensor | None
+    offline: th.Tensor | None
+    online: th.Tensor | None
+
+    def first(self) -> "Places":
+        """:return: the first of each window's places, ``(B, h)`` before and ``(B,)`` after"""
+        return Places(*(None if part is None else part[:, 0] for part in self))
+
+
+class StoredSteps:
+    """
+    The steps that windows are read from.
+
+    :param online: rows of the ring, column after column of each step
+    :param buffer_size: rows of the ring (per environment)
+    :param n_envs: number of columns
+    """
+
+    def __init__(self, online: Rows, buffer_size: int, n_envs: int) -> None:
+        self.online, self._buffer_size, self._n_envs = online, buffer_size, n_envs
+        self.offline: Rows | None = None
+        self.final_observations: Any = None  # after the last row of each offline trajectory
+
+    def places(self, column: th.Tensor, step: th.Tensor, n_online: int) -> Places:
+        """
+        :param column: environment, -1 for offline steps
+        :param step: dataset row or absolute number, of a shape that ``column`` broadcasts to
+        :param n_online: online steps so far (per environment)
+        """
+        if self.offline is not None and n_online == 0:
+            return Places(None, step, None)
+        online = step % self._buffer_size if n_online >= self._buffer_size else step
+        if self._n_envs > 1:
+            online = online * self._n_envs + column
+        if self.offline is None:
+            return Places(None, None, online)
+        # the steps of one kind, read as those of the other, give any row that there is
+        in_ring = online.clamp(0, self._buffer_size * self._n_envs - 1)
+        return Places(column < 0, step.clamp(max=len(self.offline.rewards) - 1), in_ring)
+
+    def read(self, name: str, places: Places) -> Any:
+        """:return: the field of ``Rows`` with this name, at these places"""
+        is_offline, offline_rows, online_rows = places
+
+        def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
+            if offline is None or offline_rows is None:
+                return select(online, online_rows)  # type: ignore[arg-type]
+            from_offline = select(offline, offline_rows)
+            if is_offline is None or online_rows is None:
+                return from_offline
+            mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))
+            return th.where(mask, from_offline, select(online, online_rows))
+
+        return map_arrays(take, getattr(self.online, name), getattr(self.offline, name, None))
+
+    def true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
+        """Where a window reaches its trajectory's end, the observation after it is not a stored row."""
+        column, trajectory, last, _ = windows
+        online_rows = (last % self._buffer_size) * self._n_envs + column.clamp(min=0)
+
+        def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
+            shape = (-1,) + (1,) * (value.dim() - 1)
+            final = select(online, online_rows)
+            if offline is not None:
+                final = th.where((column < 0).view(shape), select(offline, trajectory.clamp(min=0)), final)
+            return th.where(at_end.view(shape), final, value)
+
+        return map_arrays(replace, next_observations, self.online.next_observations, self.final_observations)
