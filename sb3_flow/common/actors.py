@@ -83,7 +83,7 @@ class GenerativeActor(ChunkedPolicy):
 
         :param observation: B observations
         :param generator: of fresh noise; None for torch's own
-        :param keyed: noise that depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.keyed_noise`
+        :param keyed: noise that depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.noise`
         :return: source of noise of shape ``(B, n, A)``
         """
         if not keyed:
