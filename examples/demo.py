@@ -97,7 +97,7 @@ def row(name: str, episodes: Episodes) -> str:
     n, p, z = len(success), float(success.mean()), 1.96
     centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     error = z * returns.std(ddof=1) / np.sqrt(n)
-    return f"{name:<52} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
+    return f"{name:<56} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
 
 
 def cost(name: str, model: RQL | FMQ, evaluations: str) -> str:
@@ -156,11 +156,9 @@ def main() -> None:
     print(dataset.summary())
     behaviour = behave()
 
-    def callback(name: str, every: int, deterministic: bool = True) -> EvalCallback:
+    def callback(name: str, every: int) -> EvalCallback:
         env, path = make_env(10, training=False), str(out / name)
-        return EvalCallback(
-            env, n_eval_episodes=CURVE_EPISODES, eval_freq=every, log_path=path, deterministic=deterministic, verbose=0
-        )
+        return EvalCallback(env, n_eval_episodes=CURVE_EPISODES, eval_freq=every, log_path=path, verbose=0)
 
     def build(algorithm: Any, name: str, **settings: object) -> Any:
         logs = str(out / "tensorboard" / name)
@@ -168,28 +166,19 @@ def main() -> None:
         return algorithm("MlpPolicy", env, seed=arguments.seed, tensorboard_log=logs, policy_kwargs=NETWORKS, **settings)
 
     say(f"behaviour cloning, {arguments.offline_steps} gradient steps")
-    bc = build(RQL, "bc", objective="bc", evaluation_mode="sample", **RQL_SETTINGS)
-    bc.learn_offline(
-        dataset,
-        arguments.offline_steps,
-        callback("bc", max(1, arguments.offline_steps // 2), deterministic=False),
-        progress_bar=True,
-    )
+    bc = build(RQL, "bc", objective="bc", **RQL_SETTINGS)
+    bc.learn_offline(dataset, arguments.offline_steps, callback("bc", max(1, arguments.offline_steps // 2)), progress_bar=True)
     eval_env = make_env(10, training=False)
     table = [row("policy that made the data, from the task's start", behaviour)]
-    table.append(row("behaviour cloning", evaluate(bc, eval_env, deterministic=False)))
+    table.append(row("behaviour cloning", evaluate(bc, eval_env)))
 
     say(f"RQL offline, {arguments.offline_steps} gradient steps")
     model = build(RQL, "rql", **RQL_SETTINGS)
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
-    for mode, deterministic, name in (
-        ("sample", False, "RQL offline, fresh noise (the paper's protocol)"),
-        ("zero", True, "RQL offline, zero noise (default)"),
-    ):
-        model.set_evaluation_mode(mode)
-        table.append(row(name, evaluate(model, eval_env, deterministic)))
+    table.append(row("RQL offline, fresh noise", evaluate(model, eval_env, deterministic=False)))
+    table.append(row("RQL offline, deterministic", evaluate(model, eval_env)))
     model.save(out / "rql_offline")
     model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
@@ -197,7 +186,7 @@ def main() -> None:
     model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
     model.set_offline_dataset(dataset)
     model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
-    table.append(row("RQL after online, zero noise (default)", evaluate(model, eval_env)))
+    table.append(row("RQL after online, deterministic", evaluate(model, eval_env)))
     model.save(out / "rql_online")
     model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
@@ -205,12 +194,13 @@ def main() -> None:
     fmq = build(FMQ, "fmq", **FMQ_SETTINGS)
     fmq.learn_offline(dataset, arguments.fmq_steps, progress_bar=True)
     fmq.save(out / "fmq_offline")
-    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples", evaluate(fmq, eval_env)))
-    costs = [cost("RQL, zero noise", model, f"{model.flow_steps} of the actor, one after the other")]
-    for sampler in ("one_step", "best_of_n", "qgbs"):
-        fmq.set_sampler(sampler)
+    name = f"FMQ offline, best of {fmq.n_candidates} one-step samples, deterministic"
+    table.append(row(name, evaluate(fmq, eval_env)))
+    costs = [cost("RQL, sample", model, f"{model.flow_steps} of the actor, one after the other")]
+    for mode in ("sample", "best_of_n", "qgbs"):
+        fmq.set_acting_mode(mode)
         counts = fmq.policy.network_evaluations
-        costs.append(cost(f"FMQ, {sampler}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
+        costs.append(cost(f"FMQ, {mode}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
 
     curves = {
         "behaviour cloning": read_curve(out / "bc"),
@@ -219,7 +209,7 @@ def main() -> None:
     }
     plot(out, curves, behaviour, arguments.offline_steps)
     print(f"\n{ENV_ID}, seed {arguments.seed}, {EPISODES} episodes a row, 95% intervals; local data")
-    print(f"{'':<52} {'success':<18}    {'return':>7}")
+    print(f"{'':<56} {'success':<18}    {'return':>7}")
     print("\n".join(table))
     print(f"\nnetwork evaluations and time of one decision (a chunk of {model.horizon_length} actions, one environment)")
     print("\n".join(costs))
