@@ -209,4 +209,3 @@ def test_the_entries_of_rql_are_its_papers(domain):
         names = ("alpha", "expectile", "rho", "horizon_length", "gamma")
         assert tuple(entry[name] for name in names) == RQL_TABLE[domain]
         assert (entry["offline_steps"], entry["n_timesteps"], entry["acting_mode"]) == (1_000_000, 0, "sample")
-        assert entry["deterministic_eval"] is False
