@@ -52,7 +52,8 @@ def make_env(n_envs: int, training: bool) -> VecNormalize:
     return VecNormalize(env, training=training, norm_reward=False)
 
 
-def evaluate(model: RQL | FMQ, env: VecEnv, deterministic: bool = True) -> Episodes:
+def evaluate(model: RQL | FMQ, env: VecEnv) -> Episodes:
+    """``deterministic=True``, SB3's default: noise is a function of the observation."""
     successes: list[bool] = []
 
     def note_success(local: dict, _: dict) -> None:
@@ -61,9 +62,7 @@ def evaluate(model: RQL | FMQ, env: VecEnv, deterministic: bool = True) -> Episo
 
     sync_envs_normalization(model.get_env(), env)
     np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
-    returns, _ = evaluate_policy(
-        model, env, n_eval_episodes=EPISODES, deterministic=deterministic, callback=note_success, return_episode_rewards=True
-    )
+    returns, _ = evaluate_policy(model, env, n_eval_episodes=EPISODES, callback=note_success, return_episode_rewards=True)
     return np.array(successes), np.array(returns)
 
 
@@ -97,7 +96,7 @@ def row(name: str, episodes: Episodes) -> str:
     n, p, z = len(success), float(success.mean()), 1.96
     centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     error = z * returns.std(ddof=1) / np.sqrt(n)
-    return f"{name:<56} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
+    return f"{name:<52} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
 
 
 def cost(name: str, model: RQL | FMQ, evaluations: str) -> str:
@@ -166,7 +165,7 @@ def main() -> None:
         return algorithm("MlpPolicy", env, seed=arguments.seed, tensorboard_log=logs, policy_kwargs=NETWORKS, **settings)
 
     say(f"behaviour cloning, {arguments.offline_steps} gradient steps")
-    bc = build(RQL, "bc", objective="bc", **RQL_SETTINGS)
+    bc = build(RQL, "bc", objective="bc", acting_mode="sample", **RQL_SETTINGS)
     bc.learn_offline(dataset, arguments.offline_steps, callback("bc", max(1, arguments.offline_steps // 2)), progress_bar=True)
     eval_env = make_env(10, training=False)
     table = [row("policy that made the data, from the task's start", behaviour)]
@@ -177,8 +176,9 @@ def main() -> None:
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
-    table.append(row("RQL offline, fresh noise", evaluate(model, eval_env, deterministic=False)))
-    table.append(row("RQL offline, deterministic", evaluate(model, eval_env)))
+    for mode, noise in (("sample", "Gaussian noise"), ("zero", "zero noise (default)")):
+        model.set_acting_mode(mode)
+        table.append(row(f"RQL offline, {noise}", evaluate(model, eval_env)))
     model.save(out / "rql_offline")
     model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
@@ -186,7 +186,7 @@ def main() -> None:
     model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
     model.set_offline_dataset(dataset)
     model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
-    table.append(row("RQL after online, deterministic", evaluate(model, eval_env)))
+    table.append(row("RQL after online, zero noise (default)", evaluate(model, eval_env)))
     model.save(out / "rql_online")
     model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
@@ -194,9 +194,8 @@ def main() -> None:
     fmq = build(FMQ, "fmq", **FMQ_SETTINGS)
     fmq.learn_offline(dataset, arguments.fmq_steps, progress_bar=True)
     fmq.save(out / "fmq_offline")
-    name = f"FMQ offline, best of {fmq.n_candidates} one-step samples, deterministic"
-    table.append(row(name, evaluate(fmq, eval_env)))
-    costs = [cost("RQL, sample", model, f"{model.flow_steps} of the actor, one after the other")]
+    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples (default)", evaluate(fmq, eval_env)))
+    costs = [cost("RQL, zero", model, f"{model.flow_steps} of the actor, one after the other")]
     for mode in ("sample", "best_of_n", "qgbs"):
         fmq.set_acting_mode(mode)
         counts = fmq.policy.network_evaluations
@@ -209,7 +208,7 @@ def main() -> None:
     }
     plot(out, curves, behaviour, arguments.offline_steps)
     print(f"\n{ENV_ID}, seed {arguments.seed}, {EPISODES} episodes a row, 95% intervals; local data")
-    print(f"{'':<56} {'success':<18}    {'return':>7}")
+    print(f"{'':<52} {'success':<18}    {'return':>7}")
     print("\n".join(table))
     print(f"\nnetwork evaluations and time of one decision (a chunk of {model.horizon_length} actions, one environment)")
     print("\n".join(costs))

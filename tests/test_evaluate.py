@@ -92,7 +92,7 @@ def test_bad_arguments(arguments, message):
 # ----------------------------------------------------------------- EvalCallback
 
 
-@pytest.mark.parametrize(("algorithm", "modes"), [(RQL, ("zero", "best_of_n")), (FMQ, ("best_of_n", "one_step"))])
+@pytest.mark.parametrize(("algorithm", "modes"), [(RQL, ("zero", "best_of_n")), (FMQ, ("best_of_n", "sample"))])
 def test_both_phases_are_told_apart(algorithm, modes, dataset, tmp_path, capsys):
     """SB3's own callback, as the zoo uses it: one object for the whole of ``learn``."""
     env = make_vec_env(success_env)

@@ -87,7 +87,7 @@ class RQLPolicy(GenerativePolicy):
     :param flow_steps: Euler steps F
     :param n_critics: ensemble size K
     :param n_candidates: n of ``"best_of_n"``
-    :param acting_mode: ``"sample"`` (the paper's), ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
+    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's), ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
     """
 
     actor_class = FlowActor
@@ -106,7 +106,7 @@ class RQLPolicy(GenerativePolicy):
         flow_steps: int = 10,
         n_critics: int = 10,
         n_candidates: int = 32,
-        acting_mode: str = "sample",
+        acting_mode: str = "zero",
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)

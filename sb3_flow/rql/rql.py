@@ -54,8 +54,8 @@ class RQL(OfflineToOnlineAlgorithm):
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
         function is not trained): the baseline to compare with
-    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
-        :class:`RQLPolicy`; saved with the model
+    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's protocol), ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
+        actions, see ``ActingPolicy``; saved with the model
     :param n_candidates: n of ``"best_of_n"``
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
@@ -98,7 +98,7 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: str = "rql",
-        acting_mode: str = "sample",
+        acting_mode: str = "zero",
         n_candidates: int = 32,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
