@@ -66,7 +66,7 @@ def main() -> None:
         tau=0.02,
         alpha=0.3,
         n_critics=2,
-        evaluation_mode="sample",
+        acting_mode="sample",
         policy_kwargs={"net_arch": [64, 64]},
         tensorboard_log=str(arguments.out / "tensorboard"),
         seed=0,

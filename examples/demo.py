@@ -52,7 +52,8 @@ def make_env(n_envs: int, training: bool) -> VecNormalize:
     return VecNormalize(env, training=training, norm_reward=False)
 
 
-def evaluate(model: RQL | FMQ, env: VecEnv, deterministic: bool = True) -> Episodes:
+def evaluate(model: RQL | FMQ, env: VecEnv) -> Episodes:
+    """``deterministic=True``, SB3's default: noise is a function of the observation."""
     successes: list[bool] = []
 
     def note_success(local: dict, _: dict) -> None:
@@ -61,9 +62,7 @@ def evaluate(model: RQL | FMQ, env: VecEnv, deterministic: bool = True) -> Episo
 
     sync_envs_normalization(model.get_env(), env)
     np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
-    returns, _ = evaluate_policy(
-        model, env, n_eval_episodes=EPISODES, deterministic=deterministic, callback=note_success, return_episode_rewards=True
-    )
+    returns, _ = evaluate_policy(model, env, n_eval_episodes=EPISODES, callback=note_success, return_episode_rewards=True)
     return np.array(successes), np.array(returns)
 
 
@@ -156,11 +155,9 @@ def main() -> None:
     print(dataset.summary())
     behaviour = behave()
 
-    def callback(name: str, every: int, deterministic: bool = True) -> EvalCallback:
+    def callback(name: str, every: int) -> EvalCallback:
         env, path = make_env(10, training=False), str(out / name)
-        return EvalCallback(
-            env, n_eval_episodes=CURVE_EPISODES, eval_freq=every, log_path=path, deterministic=deterministic, verbose=0
-        )
+        return EvalCallback(env, n_eval_episodes=CURVE_EPISODES, eval_freq=every, log_path=path, verbose=0)
 
     def build(algorithm: Any, name: str, **settings: object) -> Any:
         logs = str(out / "tensorboard" / name)
@@ -168,28 +165,20 @@ def main() -> None:
         return algorithm("MlpPolicy", env, seed=arguments.seed, tensorboard_log=logs, policy_kwargs=NETWORKS, **settings)
 
     say(f"behaviour cloning, {arguments.offline_steps} gradient steps")
-    bc = build(RQL, "bc", objective="bc", evaluation_mode="sample", **RQL_SETTINGS)
-    bc.learn_offline(
-        dataset,
-        arguments.offline_steps,
-        callback("bc", max(1, arguments.offline_steps // 2), deterministic=False),
-        progress_bar=True,
-    )
+    bc = build(RQL, "bc", objective="bc", acting_mode="sample", **RQL_SETTINGS)
+    bc.learn_offline(dataset, arguments.offline_steps, callback("bc", max(1, arguments.offline_steps // 2)), progress_bar=True)
     eval_env = make_env(10, training=False)
     table = [row("policy that made the data, from the task's start", behaviour)]
-    table.append(row("behaviour cloning", evaluate(bc, eval_env, deterministic=False)))
+    table.append(row("behaviour cloning", evaluate(bc, eval_env)))
 
     say(f"RQL offline, {arguments.offline_steps} gradient steps")
     model = build(RQL, "rql", **RQL_SETTINGS)
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
-    for mode, deterministic, name in (
-        ("sample", False, "RQL offline, fresh noise (the paper's protocol)"),
-        ("zero", True, "RQL offline, zero noise (default)"),
-    ):
-        model.set_evaluation_mode(mode)
-        table.append(row(name, evaluate(model, eval_env, deterministic)))
+    for mode, noise in (("sample", "Gaussian noise"), ("zero", "zero noise (default)")):
+        model.set_acting_mode(mode)
+        table.append(row(f"RQL offline, {noise}", evaluate(model, eval_env)))
     model.save(out / "rql_offline")
     model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
@@ -205,12 +194,12 @@ def main() -> None:
     fmq = build(FMQ, "fmq", **FMQ_SETTINGS)
     fmq.learn_offline(dataset, arguments.fmq_steps, progress_bar=True)
     fmq.save(out / "fmq_offline")
-    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples", evaluate(fmq, eval_env)))
-    costs = [cost("RQL, zero noise", model, f"{model.flow_steps} of the actor, one after the other")]
-    for sampler in ("one_step", "best_of_n", "qgbs"):
-        fmq.set_sampler(sampler)
+    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples (default)", evaluate(fmq, eval_env)))
+    costs = [cost("RQL, zero", model, f"{model.flow_steps} of the actor, one after the other")]
+    for mode in ("sample", "best_of_n", "qgbs"):
+        fmq.set_acting_mode(mode)
         counts = fmq.policy.network_evaluations
-        costs.append(cost(f"FMQ, {sampler}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
+        costs.append(cost(f"FMQ, {mode}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
 
     curves = {
         "behaviour cloning": read_curve(out / "bc"),

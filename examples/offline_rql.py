@@ -3,7 +3,7 @@ Offline RL from data with two ways of doing the same thing, which a flow policy 
 
 A point has to get past a swamp. The policy that is logged passes it on either side at random, at half speed and with a shaking
 hand; its mean goes straight into the swamp. RQL learns from the log alone. Compared are the log, behaviour cloning by the same
-network, and RQL, each from fresh noise and from zero noise, RQL's default; the picture shows the paths.
+network, and RQL, each from fresh noise and from zero noise; the picture shows the paths.
 
     python examples/offline_rql.py --out demo_output
 """
@@ -97,7 +97,7 @@ def main() -> None:
         )
         model.learn_offline(dataset, arguments.steps, log_interval=None)
         for mode, noise in (("sample", "fresh noise"), ("zero", "zero noise")):
-            model.set_evaluation_mode(mode)
+            model.set_acting_mode(mode)
             played[f"{name}, {noise}"] = play(
                 env, lambda position, _, model=model: model.predict(position)[0], arguments.eval_episodes
             )

@@ -92,7 +92,7 @@ def test_bad_arguments(arguments, message):
 # ----------------------------------------------------------------- EvalCallback
 
 
-@pytest.mark.parametrize(("algorithm", "modes"), [(RQL, ("zero", "best_of_n")), (FMQ, ("best_of_n", "one_step"))])
+@pytest.mark.parametrize(("algorithm", "modes"), [(RQL, ("zero", "best_of_n")), (FMQ, ("best_of_n", "sample"))])
 def test_both_phases_are_told_apart(algorithm, modes, dataset, tmp_path, capsys):
     """SB3's own callback, as the zoo uses it: one object for the whole of ``learn``."""
     env = make_vec_env(success_env)
@@ -101,7 +101,7 @@ def test_both_phases_are_told_apart(algorithm, modes, dataset, tmp_path, capsys)
     )
     model = algorithm("MlpPolicy", env, offline_dataset=dataset, offline_steps=10, **SMALL)
     model.learn(5, callback=evaluation)
-    (model.set_evaluation_mode if algorithm is RQL else model.set_sampler)(modes[1])
+    model.set_acting_mode(modes[1])
     model.learn(5, callback=evaluation, reset_num_timesteps=False)
     with np.load(tmp_path / "evaluations.npz") as log:
         assert log["timesteps"].tolist() == [5, 10, 5, 10]
@@ -123,7 +123,7 @@ def test_evaluations_that_others_trigger(dataset, tmp_path):
     )
     callback = CallbackList([EveryNTimesteps(4, paper)])
     assert find_evaluations([callback]) == [paper]
-    model = RQL("MlpPolicy", make_vec_env(success_env), evaluation_mode="sample", **SMALL)
+    model = RQL("MlpPolicy", make_vec_env(success_env), acting_mode="sample", **SMALL)
     model.learn_offline(dataset, 8, callback=callback)
     with np.load(tmp_path / "evaluations.npz") as log:
         assert log["timesteps"].tolist() == [4, 8]

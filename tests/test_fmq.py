@@ -16,7 +16,7 @@ from sb3_flow.fmq import CnnPolicy, MultiInputPolicy
 from sb3_flow.fmq import policies as fmq_policies
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_candidates": 4, "batch_size": 16, "warmup_steps": 5, "seed": 0}
-SAMPLERS = ["one_step", "n_step", "best_of_n", "qgbs"]
+MODES = ["sample", "zero", "best_of_n", "qgbs"]
 
 
 @pytest.fixture(scope="module")
@@ -130,13 +130,21 @@ def test_everything_is_restored_across_the_switch(dataset, tmp_path):
     model = build(learning_starts=0, horizon_length=2, execution_horizon=1)
     model.learn_offline(dataset, 10)
     model.learn(30)
-    model.set_sampler("qgbs", beam_width=2, branches=3)
+    model.set_acting_mode("qgbs", beam_width=2, branches=3)
     model.save(tmp_path / "model")
     model.save_replay_buffer(tmp_path / "buffer")
     loaded = FMQ.load(tmp_path / "model", env=PointEnv())
     assert_same_state(state_of(model), state_of(loaded))
     assert any(name.startswith("policy.anchor") for name in state_of(loaded))
-    for name in ("anchored_at", "offline_updates", "_n_updates", "sampler", "search", "execution_horizon", "num_timesteps"):
+    for name in (
+        "anchored_at",
+        "offline_updates",
+        "_n_updates",
+        "acting_mode",
+        "search",
+        "execution_horizon",
+        "num_timesteps",
+    ):
         assert getattr(model, name) == getattr(loaded, name), name
     assert loaded.policy.n_steps == 40 and loaded.policy.network_evaluations == model.policy.network_evaluations
     anchor = weights(loaded.anchor)
@@ -164,11 +172,11 @@ def test_set_parameters(dataset):
 # -------------------------------------------------------------------- acting
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("horizon_length", "execution_horizon"), [(1, None), (4, None), (4, 2)])
-def test_samplers(tmp_path, sampler, horizon_length, execution_horizon):
+def test_modes(tmp_path, mode, horizon_length, execution_horizon):
     settings = {"horizon_length": horizon_length, "execution_horizon": execution_horizon}
-    model = randomise(build(sampler=sampler, n_candidates=6, **settings), scale=0.02)  # not all at the actions' bounds
+    model = randomise(build(acting_mode=mode, n_candidates=6, **settings), scale=0.02)  # not all at the actions' bounds
     observations = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
     action, state = model.predict(observations, deterministic=True)
     assert action.shape == (5, 2) and model.action_space.contains(action[0])
@@ -178,24 +186,27 @@ def test_samplers(tmp_path, sampler, horizon_length, execution_horizon):
     model.save(tmp_path / "model")
     loaded = FMQ.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict(observations, deterministic=True)[0], action)
-    loaded.set_sampler("one_step")
-    assert loaded.sampler == "one_step"
+    loaded.set_acting_mode("sample")
+    assert loaded.acting_mode == loaded.policy.acting_mode == "sample"
     if horizon_length > 1:
         assert state[0].shape == (5, execution_horizon or horizon_length, 2)
         for step in range(1, 5):
             chunks, (action, state) = state, model.predict(observations + step, state, np.zeros(5, bool), deterministic=True)
             replanned = not np.array_equal(chunks[0], state[0])
             assert replanned == (step % (execution_horizon or horizon_length) == 0)
+    if mode == "zero":
+        return
     same_observation = np.zeros((20, 2), dtype=np.float32)
     drawn = model.predict(same_observation)[0]
     assert len({tuple(row) for row in drawn}) > 6  # every row has its own noise, but there are only four corners
     assert not np.array_equal(model.predict(same_observation)[0], drawn)
 
 
-def test_what_the_samplers_compute():
-    model = randomise(build(n_candidates=6, policy_kwargs={"net_arch": [16, 16], "n_sampling_steps": 3}))
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_the_modes_compute(steps):
+    model = randomise(build(n_candidates=6, n_sampling_steps=steps))
     policy, s = model.policy, th.tensor([[0.3, -0.2]])
-    bank = policy.noise_bank[:6]
+    noise = policy.actor.noise(s, keyed=True)(6)[0]
     velocity = policy.actor.velocity(s.expand(6, -1))
 
     def jumps(a, steps):
@@ -205,22 +216,21 @@ def test_what_the_samplers_compute():
         return a.clamp(-1, 1)
 
     with th.no_grad():
-        samples = jumps(bank, 1)
-        q = th.stack(model.critic(s.expand(6, -1), samples)).amin(0)[:, 0]
-        zero = th.zeros(6, 2)
-        expected = {"best_of_n": samples[q.argmax()], "one_step": jumps(zero, 1)[0], "n_step": jumps(zero, 3)[0]}
-        expected["qgbs"] = samples[:4][q[:4].argmax()]  # without iterations and moves: best of the beam
-    for sampler, action in expected.items():
-        model.set_sampler(sampler, **({"iterations": 0, "eta": 0.0} if sampler == "qgbs" else {}))
+        samples, one_jump = jumps(noise, steps), jumps(noise, 1)
+        q, q_of_one = (th.stack(model.critic(s.expand(6, -1), a)).amin(0)[:, 0] for a in (samples, one_jump))
+        expected = {"sample": samples[0], "zero": jumps(th.zeros(6, 2), steps)[0], "best_of_n": samples[q.argmax()]}
+        expected["qgbs"] = one_jump[:4][q_of_one[:4].argmax()]  # without iterations and moves: best of the beam
+    for mode, action in expected.items():
+        model.set_acting_mode(mode, **({"iterations": 0, "eta": 0.0} if mode == "qgbs" else {}))
         np.testing.assert_allclose(
             model.predict(s.numpy(), deterministic=True)[0][0], 2 * action.numpy(), rtol=1e-4, atol=1e-5
         )
 
 
 @pytest.mark.parametrize("search", [{}, {"iterations": 2, "beam_width": 3}, {"iterations": 0}, {"eta": 0.0}])
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_network_evaluations_are_what_happens(monkeypatch, sampler, search):
-    model = build(sampler=sampler, search=search, policy_kwargs={"net_arch": [8], "n_sampling_steps": 3})
+@pytest.mark.parametrize("mode", MODES)
+def test_network_evaluations_are_what_happens(monkeypatch, mode, search):
+    model = build(acting_mode=mode, search=search, n_sampling_steps=3, policy_kwargs={"net_arch": [8]})
     rows = {"actor": 0, "critic": 0, "critic_gradient": 0}
     run, bind_ensemble = type(model.actor.flow_map).bind, type(model.critic.ensemble).bind
 
@@ -287,7 +297,7 @@ def two_sided(n=4000):
 
 def test_behaviour_cloning_without_critic_or_algorithm(tmp_path):
     data = two_sided()
-    settings = {"n_critics": 0, "sampler": "one_step", "net_arch": [32, 32], "warmup_steps": 100, "anneal_end_step": 400}
+    settings = {"n_critics": 0, "net_arch": [32, 32], "warmup_steps": 100, "anneal_end_step": 400}
     th.manual_seed(0)
     policy = FlowMapPolicy(data.observation_space, data.action_space, lambda _: 3e-3, **settings)
     observations = np.repeat(np.float32([[-0.8], [0.0], [0.8]]), 500, axis=0)
@@ -312,17 +322,15 @@ def test_behaviour_cloning_without_critic_or_algorithm(tmp_path):
 def test_behaviour_cloning_of_other_observations(kind, policy_class):
     data, env = collect(PointEnv(kind), episodes=2), PointEnv(kind)
     space = env.observation_space if kind == "dict" else spaces.Box(0, 255, (1, 36, 36), dtype=np.uint8)
-    policy = policy_class(space, env.action_space, lambda _: 1e-3, n_critics=0, sampler="one_step", horizon_length=2)
+    policy = policy_class(space, env.action_space, lambda _: 1e-3, n_critics=0, horizon_length=2)
     assert policy.learn_behaviour(data, 2).n_steps == 2
 
 
-@pytest.mark.parametrize("sampler", ["best_of_n", "qgbs"])
-def test_search_without_critic_is_refused(dataset, sampler):
-    policy = FlowMapPolicy(
-        dataset.observation_space, dataset.action_space, lambda _: 1e-3, n_critics=0, sampler="one_step", net_arch=[8]
-    )
+@pytest.mark.parametrize("mode", ["best_of_n", "qgbs"])
+def test_search_without_critic_is_refused(dataset, mode):
+    policy = FlowMapPolicy(dataset.observation_space, dataset.action_space, lambda _: 1e-3, n_critics=0, net_arch=[8])
     with pytest.raises(ValueError, match="n_critics=0"):
-        policy.set_sampler(sampler)
+        policy.set_acting_mode(mode)
 
 
 # ---------------------------------------------------- what went wrong elsewhere
@@ -420,13 +428,13 @@ def test_gradients_that_are_not_finite_stop_training(monkeypatch, dataset, horiz
         ({"guidance_at": "data"}, "guidance_at"),
         ({"q_aggregation": "max"}, "q_aggregation"),
         ({"n_candidates": 0}, "n_candidates"),
-        ({"sampler": "two_step"}, "sampler"),
+        ({"acting_mode": "two_step"}, "acting_mode"),
         ({"search": {"width": 3}}, "search.*width"),
         ({"distillation": "esd"}, "distillation"),
         ({"lsd_gradient": "both"}, "lsd_gradient"),
         ({"horizon_length": 2, "execution_horizon": 3}, "execution_horizon"),
         ({"policy_kwargs": {"fourier_dim": 3}}, "fourier_dim"),
-        ({"policy_kwargs": {"n_critics": 0}, "sampler": "one_step"}, "n_critics"),
+        ({"policy_kwargs": {"n_critics": 0}, "acting_mode": "sample"}, "n_critics"),
         ({"optimize_memory_usage": True}, "optimize_memory_usage"),
     ],
 )

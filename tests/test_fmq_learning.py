@@ -63,7 +63,7 @@ def distance(monkeypatch, version, seed):
     )
     model.learn_offline(data, 150, log_interval=None)
     model.learn(300, log_interval=None)
-    model.set_sampler("one_step")
+    model.set_acting_mode("sample")
     samples, _ = model.predict(np.zeros((500, 1), dtype=np.float32), deterministic=False)
     return np.linalg.norm(samples - BEST, axis=1).mean()
 

@@ -28,8 +28,8 @@ SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}
 POLICIES = {
     "PPO": lambda: PPO("MlpPolicy", PointEnv(), n_steps=16, batch_size=16, **SMALL).policy,
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, **SMALL).policy,
-    "RQL, best of n": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, evaluation_mode="best_of_n", **SMALL).policy,
-    "FMQ, one step": lambda: FMQ("MlpPolicy", PointEnv(), sampler="one_step", **SMALL).policy,
+    "RQL, best of n": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, acting_mode="best_of_n", **SMALL).policy,
+    "FMQ, one step": lambda: FMQ("MlpPolicy", PointEnv(), acting_mode="sample", **SMALL).policy,
     "FMQ, best of n": lambda: FMQ("MlpPolicy", PointEnv(), **SMALL).policy,
 }
 
@@ -517,8 +517,8 @@ def test_no_observations_no_actions(name):
 
 def test_no_observations_in_a_search():
     for model in (
-        RQL("MlpPolicy", PointEnv(), evaluation_mode="qgbs", **SMALL),
-        FMQ("MlpPolicy", PointEnv(), sampler="qgbs", **SMALL),
+        RQL("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
+        FMQ("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
     ):
         assert model.predict(np.zeros((0, 2), np.float32))[0].shape == (0, 2)
 

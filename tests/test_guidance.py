@@ -186,6 +186,16 @@ def counted(actor_net, critic_net, features):
     return velocity, critic, rows
 
 
+def source(noise, generator=None):
+    """Starting points first, then the noise of branches."""
+    points = [noise]
+
+    def draw(n):
+        return points.pop() if points else th.randn(len(noise), n, A, generator=generator)
+
+    return draw
+
+
 def transcribed(actor_net, critic_net, features, noise, iterations, completion, **others):
     generator = th.Generator().manual_seed(4)
     draws = [th.randn(E, M * BRANCHES, A, generator=generator).double().numpy() for _ in range(iterations)]
@@ -208,7 +218,13 @@ def test_beam_search_equals_the_transcription(actor_net, critic_net, features, n
     velocity, critic, _ = counted
     generator = th.Generator().manual_seed(4)
     ours = beam_search(
-        velocity, critic, noise, generator, branches=BRANCHES, iterations=iterations, completion=completion
+        velocity,
+        critic,
+        source(noise, generator),
+        beam_width=M,
+        branches=BRANCHES,
+        iterations=iterations,
+        completion=completion,
     ).numpy()
     nets = actor_net, critic_net, features, noise
     np.testing.assert_allclose(ours, transcribed(*nets, iterations, completion), rtol=1e-5, atol=1e-5)
@@ -226,7 +242,7 @@ def test_beam_search_equals_the_transcription(actor_net, critic_net, features, n
 def test_number_of_function_evaluations(counted, noise, completion, branches, iterations):
     velocity, critic, rows = counted
     arguments = dict(branches=branches, iterations=iterations, completion=completion)
-    actions = beam_search(velocity, critic, noise, None, **arguments)
+    actions = beam_search(velocity, critic, source(noise), beam_width=M, **arguments)
     assert actions.shape == (E, A)
     assert (actions.abs() <= 1).all()
     assert sum(rows) == M * (1 + iterations * branches)
@@ -238,18 +254,22 @@ def test_without_iterations_and_radius_it_is_best_of_m(counted, noise):
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
     expected = best_of_n(samples, critic(samples))
     # to rounding: calls of few rows are torch's, others the kernels'
-    found = beam_search(velocity, critic, noise, None, iterations=0, eta=0.0)
+    found = beam_search(velocity, critic, source(noise), beam_width=M, iterations=0, eta=0.0)
     th.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    assert (beam_search(velocity, critic, noise, None, iterations=0, eta=0.3) - expected).abs().max() > 1e-3
+    assert (beam_search(velocity, critic, source(noise), beam_width=M, iterations=0, eta=0.3) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("completion", ["diagonal", "average"])
 def test_without_noise_branches_equal_their_parents(counted, noise, completion):
     velocity, critic, _ = counted
     samples = flow_map_sample(velocity, noise).clamp(-1, 1)
-    still = beam_search(velocity, critic, noise, None, branches=2, eta=0.0, rho=math.inf, completion=completion)
+    still = beam_search(
+        velocity, critic, source(noise), beam_width=M, branches=2, eta=0.0, rho=math.inf, completion=completion
+    )
     assert ((still[:, None] - samples).norm(dim=-1).amin(dim=1) <= 1e-6).all()
-    moved = beam_search(velocity, critic, noise, None, branches=2, eta=0.1, rho=math.inf, completion=completion)
+    moved = beam_search(
+        velocity, critic, source(noise), beam_width=M, branches=2, eta=0.1, rho=math.inf, completion=completion
+    )
     distances = (moved[:, None] - samples).norm(dim=-1).amin(dim=1)
     assert (distances <= 0.1 + 1e-6).all()
     assert (distances > 1e-3).all()
@@ -266,7 +286,7 @@ def test_signal_to_noise_ratio_sets_the_time():
         return a.sum(-1)[None]
 
     for completion in ("diagonal", "average"):
-        beam_search(velocity, critic, th.zeros(2, 2, A), None, rho=1.5, completion=completion)
+        beam_search(velocity, critic, source(th.zeros(2, 2, A)), beam_width=2, rho=1.5, completion=completion)
     np.testing.assert_allclose(times, [(0, 1), (0.6, 0.6), (0, 1), (0.6, 1)], rtol=1e-6)
 
 
@@ -274,7 +294,7 @@ def test_more_search_finds_better_actions(counted, noise):
     velocity, critic, _ = counted
 
     def score(**arguments):
-        actions = beam_search(velocity, critic, noise, th.Generator().manual_seed(0), **arguments)
+        actions = beam_search(velocity, critic, source(noise, th.Generator().manual_seed(0)), beam_width=M, **arguments)
         return critic(actions.unsqueeze(1)).amin(dim=0).mean().item()
 
     plain = score(iterations=0, eta=0.0)
@@ -285,7 +305,9 @@ def test_more_search_finds_better_actions(counted, noise):
 def test_own_stream_of_noise(counted, noise):
     velocity, critic, _ = counted
     before = th.random.get_rng_state()
-    first, second, other = (beam_search(velocity, critic, noise, th.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    first, second, other = (
+        beam_search(velocity, critic, source(noise, th.Generator().manual_seed(seed)), beam_width=M) for seed in (0, 0, 1)
+    )
     assert th.equal(first, second)
     assert not th.equal(first, other)
     assert th.equal(before, th.random.get_rng_state())
@@ -294,6 +316,6 @@ def test_own_stream_of_noise(counted, noise):
 def test_unknown_options_are_refused(counted, noise):
     velocity, critic, _ = counted
     with pytest.raises(ValueError, match="completion"):
-        beam_search(velocity, critic, noise, None, completion="euler")
+        beam_search(velocity, critic, source(noise), beam_width=M, completion="euler")
     with pytest.raises(ValueError, match="numerator"):
         effective_radius(th.zeros(2, 3), 0.3, 0.5, numerator="eta")

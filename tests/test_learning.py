@@ -42,7 +42,7 @@ def share_of_the_paying_mode(monkeypatch, version, seed):
         n_critics=2,
         ema_decay=0.99,
         objective="bc" if version == "behaviour cloning" else "rql",
-        evaluation_mode="sample",
+        acting_mode="sample",
         policy_kwargs={"net_arch": [64, 64]},
         offline_dataset=dataset,
         seed=seed,

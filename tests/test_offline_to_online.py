@@ -95,7 +95,7 @@ def test_online_state_is_restored_field_by_field(dataset, tmp_path, n_envs):
     loaded.set_offline_dataset(dataset)
     loaded.load_replay_buffer(tmp_path / "buffer")
     assert_same_state(state_of(model), state_of(loaded))
-    for name in ("num_timesteps", "offline_updates", "_n_updates", "_episode_num", "horizon_length", "evaluation_mode"):
+    for name in ("num_timesteps", "offline_updates", "_n_updates", "_episode_num", "horizon_length", "acting_mode"):
         assert getattr(model, name) == getattr(loaded, name), name
     ours, theirs = model.replay_buffer, loaded.replay_buffer
     for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "terminated"):
@@ -614,7 +614,7 @@ def test_discrete_actions_are_refused_with_an_alternative():
         ({"flow_steps": 0}, "`flow_steps` must be at least 1, but 0"),
         ({"expectile": 1.0}, r"`expectile` must be in \(0, 1\), but 1.0"),
         ({"objective": "sac"}, "`objective` must be 'rql' or 'bc', but 'sac'"),
-        ({"evaluation_mode": "mean"}, "`evaluation_mode` must be one of .* but 'mean'"),
+        ({"acting_mode": "mean"}, "`acting_mode` must be one of .* but 'mean'"),
         ({"offline_steps": 5}, "`offline_steps=5` needs `offline_dataset`"),
         ({"offline_steps": -1}, "`offline_steps` must be at least 0, but -1"),
         ({"horizon_length": 2, "n_steps": 3}, "`horizon_length=2` needs RQL's own TrajectoryReplayBuffer"),

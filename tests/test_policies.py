@@ -36,14 +36,14 @@ def randomise(model):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("horizon_length", [1, 3])
 def test_deterministic_actions_are_repeatable_and_survive_a_reload(tmp_path, mode, horizon_length):
-    model = randomise(build(evaluation_mode=mode, horizon_length=horizon_length))
+    model = randomise(build(acting_mode=mode, horizon_length=horizon_length))
     observations = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
     first, _ = model.predict(observations, deterministic=True)
     model.predict(observations, deterministic=False)
     np.testing.assert_array_equal(model.predict(observations, deterministic=True)[0], first)
     model.save(tmp_path / "model")
     loaded = RQL.load(tmp_path / "model")
-    assert loaded.evaluation_mode == loaded.policy.evaluation_mode == mode
+    assert loaded.acting_mode == loaded.policy.acting_mode == mode
     np.testing.assert_array_equal(loaded.predict(observations, deterministic=True)[0], first)
     model.policy.save(tmp_path / "policy")
     np.testing.assert_array_equal(MlpPolicy.load(tmp_path / "policy").predict(observations, deterministic=True)[0], first)
@@ -52,7 +52,7 @@ def test_deterministic_actions_are_repeatable_and_survive_a_reload(tmp_path, mod
 @pytest.mark.parametrize("mode", MODES)
 def test_stochastic_actions_follow_the_seed(mode):
     observations = np.zeros((4, 2), dtype=np.float32)
-    one, other, third = (randomise(build(evaluation_mode=mode, seed=seed)) for seed in (0, 0, 1))
+    one, other, third = (randomise(build(acting_mode=mode, seed=seed)) for seed in (0, 0, 1))
     third.policy.load_state_dict(one.policy.state_dict())
     draws = [[m.predict(observations)[0] for _ in range(3)] for m in (one, other, third)]
     np.testing.assert_array_equal(draws[0], draws[1])
@@ -69,16 +69,19 @@ def test_modes_use_the_noise_they_say():
     observation = th.tensor([[0.3, -0.2]])
     velocity = policy.actor_ema.velocity(observation)
     with th.no_grad():
-        flows = [euler_forward(velocity, noise[None], 10).clamp(-1, 1)[0] for noise in policy.noise_bank]
+        flows = [
+            euler_forward(velocity, noise[None], 10).clamp(-1, 1)[0]
+            for noise in policy.acting_actor.noise(observation, keyed=True)(5)[0]
+        ]
         zero = euler_forward(velocity, th.zeros(1, 2), 10).clamp(-1, 1)[0]
         scores = [th.stack(model.critic(observation, flow[None])).mean() for flow in flows]
         best = flows[int(th.stack(scores).argmax())]
     for mode, expected in (("zero", zero), ("sample", flows[0]), ("best_of_n", best)):
-        model.set_evaluation_mode(mode)
+        model.set_acting_mode(mode)
         action, _ = model.predict(observation.numpy(), deterministic=True)
         np.testing.assert_allclose(action[0], 2 * expected.numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="`evaluation_mode` must be one of"):
-        model.set_evaluation_mode("mean")
+    with pytest.raises(ValueError, match="`acting_mode` must be one of"):
+        model.set_acting_mode("mean")
 
 
 def test_beam_search_jumps_as_far_as_the_flow_goes():
@@ -96,12 +99,12 @@ def test_beam_search_jumps_as_far_as_the_flow_goes():
 
 
 def test_mode_can_be_changed_when_loading(tmp_path):
-    build(evaluation_mode="zero").save(tmp_path / "model")
-    assert RQL.load(tmp_path / "model", evaluation_mode="sample").policy.evaluation_mode == "sample"
+    build(acting_mode="zero").save(tmp_path / "model")
+    assert RQL.load(tmp_path / "model", acting_mode="sample").policy.acting_mode == "sample"
 
 
 def test_exploration_uses_the_actor_and_evaluation_its_average():
-    model = build(evaluation_mode="zero")
+    model = build(acting_mode="zero")
     model.policy.actor.velocity_net.layers[-1].bias.data += 100.0
     observation = np.zeros((1, 2), dtype=np.float32)
     assert (np.abs(model.predict(observation, deterministic=True)[0]) < 2).all()
@@ -109,7 +112,7 @@ def test_exploration_uses_the_actor_and_evaluation_its_average():
 
 
 def test_a_chunk_travels_in_the_state():
-    model = randomise(build(horizon_length=4, evaluation_mode="sample"))
+    model = randomise(build(horizon_length=4, acting_mode="sample"))
     observations = np.zeros((3, 2), dtype=np.float32)
     state, actions = None, []
     for _ in range(4):
@@ -141,7 +144,7 @@ def test_chunks_of_a_single_observation():
 
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_evaluate_policy_executes_chunks(n_envs):
-    model = build(horizon_length=5, evaluation_mode="zero")
+    model = build(horizon_length=5, acting_mode="zero")
     plans = []
     plan = model.policy.plan
     model.policy.plan = lambda *args: plans.append(1) or plan(*args)

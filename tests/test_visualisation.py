@@ -88,9 +88,7 @@ def test_a_step_of_a_chunk_and_one_component():
 
 
 def test_one_dimensional_actions_and_no_critic():
-    policy = FlowMapPolicy(
-        *(spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,)), lambda _: 1e-3), net_arch=[8], n_critics=0, sampler="one_step"
-    )
+    policy = FlowMapPolicy(*(spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,)), lambda _: 1e-3), net_arch=[8], n_critics=0)
     figure = action_flow(policy, np.zeros(3, np.float32), n_samples=6)
     assert figure.axes[1].get_ylabel() == "samples"
     with pytest.raises(ValueError, match="n_critics=0"):

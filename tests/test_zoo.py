@@ -231,40 +231,8 @@ def test_trials_with_an_offline_phase_are_evaluated_in_it(maze_file, tmp_path, c
     assert np.load(tmp_path / "trial_0" / "evaluations.npz")["timesteps"].tolist() == [10, 20]
 
 
-def test_evaluations_are_stochastic_where_the_configuration_says_so(maze_file, tmp_path, monkeypatch):
-    from stable_baselines3.common import callbacks
-
-    modes = []
-    monkeypatch.setattr(
-        callbacks, "evaluate_policy", lambda *_, deterministic, **__: (modes.append(deterministic), ([0.0], [1]))[1]
-    )
-    for value in ("False", "True"):
-        dataset = f"offline_dataset:'ogbench:{MAZE}@{maze_file}'"
-        small = ["-params", dataset, "offline_steps:2", f"deterministic_eval:{value}", "policy_kwargs:dict(net_arch=[8])"]
-        zoo("train", "--algo", "rql", "--env", MAZE, "-f", tmp_path, *small, "-n", 1, "--eval-freq", 2, "--device", "cpu")
-    assert modes == [False, True]
-
-
-def test_viewing_acts_as_the_evaluations_of_training(tmp_path):
-    from sb3_flow.zoo import register
-
-    register()
-    from sb3_flow.zoo.viewing import as_in_training
-
-    for number, text in ((1, "deterministic_eval: false"), (2, "deterministic_eval: true"), (3, "gamma: 0.9")):
-        config = tmp_path / "rql" / f"{MAZE}_{number}" / MAZE / "config.yml"
-        config.parent.mkdir(parents=True)
-        config.write_text(text)
-    command = ["--algo", "rql", "--env", MAZE, "-f", str(tmp_path)]
-    assert as_in_training(command) == as_in_training([*command, "--exp-id", "2"]) == []
-    fresh = [*command, "-n", "50", "--exp-id", "1"]
-    assert as_in_training(fresh) == ["--stochastic"]
-    assert as_in_training([*fresh, "--deterministic"]) == as_in_training([*fresh, "--stochastic"]) == []
-    assert as_in_training(["--algo", "rql", "--env", "nothing", "--help"]) == []
-
-
 def test_viewing_passes_over_runs_without_a_model(tmp_path, capsys):
-    from sb3_flow.zoo.viewing import as_in_training
+    from sb3_flow.zoo.viewing import latest_with_model
 
     for number, files in ((1, ["Own-v1.zip", "best_model.zip"]), (2, ["rl_model_10_steps.zip"]), (3, ["0.monitor.csv"])):
         folder = tmp_path / "rql" / f"Own-v1_{number}"
@@ -272,11 +240,11 @@ def test_viewing_passes_over_runs_without_a_model(tmp_path, capsys):
         for name in files:
             (folder / name).touch()
     command = ["--algo", "rql", "--env", "Own-v1", "-f", str(tmp_path)]
-    assert as_in_training(command) == as_in_training([*command, "--load-best"]) == ["--exp-id", "1"]
+    assert latest_with_model(command) == latest_with_model([*command, "--load-best"]) == ["--exp-id", "1"]
     assert f"Passing over {tmp_path}/rql/Own-v1_3, which has no best_model.zip" in capsys.readouterr().out
     for checkpoint in (["--load-last-checkpoint"], ["--load-checkpoint", "10"]):
-        assert as_in_training([*command, *checkpoint]) == ["--exp-id", "2"]
-    assert as_in_training([*command, "--load-checkpoint", "20"]) == as_in_training([*command, "--exp-id", "3"]) == []
+        assert latest_with_model([*command, *checkpoint]) == ["--exp-id", "2"]
+    assert latest_with_model([*command, "--load-checkpoint", "20"]) == latest_with_model([*command, "--exp-id", "3"]) == []
 
 
 def test_viewing_a_model_makes_no_room_for_steps(logs):

@@ -208,5 +208,4 @@ def test_the_entries_of_rql_are_its_papers(domain):
         entry = CONFIGS["rql"][f"{domain}-singletask-task{task}-v0"]
         names = ("alpha", "expectile", "rho", "horizon_length", "gamma")
         assert tuple(entry[name] for name in names) == RQL_TABLE[domain]
-        assert (entry["offline_steps"], entry["n_timesteps"], entry["evaluation_mode"]) == (1_000_000, 0, "sample")
-        assert entry["deterministic_eval"] is False
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["acting_mode"]) == (1_000_000, 0, "sample")

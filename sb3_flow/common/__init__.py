@@ -1,6 +1,7 @@
 """What several algorithms share and SB3 sees."""
 
 from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint
+from sb3_flow.common.compare import compare_acting
 from sb3_flow.common.environments import SparseReward
 from sb3_flow.common.evaluate import bootstrap_interval, interquartile_mean
 from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
@@ -21,6 +22,7 @@ __all__ = [
     "SuccessInfo",
     "action_flow",
     "bootstrap_interval",
+    "compare_acting",
     "flow_values",
     "group_starts",
     "has_grouped_starts",

@@ -30,11 +30,6 @@ class ChunkedPolicy(BasePolicy):
     exploration_generator: th.Generator | None = None
     """Likewise for ``explore_chunk``, so that evaluations in between do not change what is collected."""
 
-    @property
-    def acting_mode(self) -> str:
-        """Name of the way in which ``predict`` finds actions, kept beside evaluations."""
-        return type(self).__name__
-
     def set_execution_horizon(self, steps: int | None) -> None:
         """:param steps: actions of a chunk to execute before the next decision, ``None`` for all of them"""
         if steps is not None and not 1 <= steps <= self.horizon_length:

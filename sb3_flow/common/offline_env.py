@@ -76,6 +76,14 @@ def has_statistics(normalizer: VecNormalize) -> bool:
     return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))
 
 
+def as_vec_env(env: GymEnv) -> VecEnv:
+    """:return: ``env``, in a Monitor and a DummyVecEnv if it is a single one"""
+    if isinstance(env, VecEnv):
+        return env
+    monitored = env if is_wrapped(env, Monitor) else Monitor(env)
+    return DummyVecEnv([lambda: monitored])
+
+
 def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
     """
     :param env: an environment to evaluate on
@@ -84,9 +92,7 @@ def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
     """
     if normalizer is None or (isinstance(env, VecEnv) and unwrap_vec_normalize(env) is not None):
         return env
-    if not isinstance(env, VecEnv):
-        monitored = env if is_wrapped(env, Monitor) else Monitor(env)
-        env = DummyVecEnv([lambda: monitored])
+    env = as_vec_env(env)
     settings: dict[str, Any] = {
         name: getattr(normalizer, name) for name in ("norm_obs", "clip_obs", "epsilon", "norm_obs_keys")
     }

@@ -59,6 +59,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
     :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
     :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
+    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
+        ``ActingPolicy``; saved with the model
+    :param search: settings of ``"qgbs"``, see ``ActingPolicy``
     :param backend: "native": networks in compiled kernels, on the CPU and with ``TanhGELU``; "torch": in torch's operators;
         "auto": native where it can be, else torch. Both agree to rounding. The choice is saved, and kept when the model is
         loaded; ``verbose=1`` prints it
@@ -99,6 +102,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         offline_fraction: float | None = None,
         sampling: str = "trajectory",
         storage: str = "cpu",
+        acting_mode: str = "sample",
+        search: dict[str, Any] | None = None,
         backend: str = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
@@ -139,6 +144,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         self.offline_fraction = offline_fraction
         self.sampling = sampling
         self.storage = storage
+        self.acting_mode = acting_mode
+        self.search = search
+        self.noise_seed: int | None = None
         self.backend = backend
         self.chosen_backend: str | None = None
 
@@ -181,7 +189,19 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
 
     def _policy_arguments(self) -> dict[str, Any]:
         """Arguments of this algorithm that its policy needs as well; ``policy_kwargs`` has the last word."""
-        return {"horizon_length": self.horizon_length, "backend": self.backend}
+        names = ("horizon_length", "acting_mode", "search", "backend")
+        return {"noise_seed": self.noise_seed or 0, **{name: getattr(self, name) for name in names}}
+
+    def set_acting_mode(self, mode: str, **search: Any) -> None:
+        """
+        Choose how ``predict`` finds actions from now on; saved with the model.
+
+        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see ``ActingPolicy``
+        :param search: settings of ``"qgbs"`` to change
+        """
+        policy: Any = self.policy
+        policy.set_acting_mode(mode, **search)
+        self.acting_mode, self.search = mode, policy.search
 
     def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
         if self.offline_dataset is None:
@@ -216,7 +236,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
             )
 
     def _setup_model(self) -> None:
-        restored = self.random_streams
+        self._translate_old_names()
+        restored, noise_seed = self.random_streams, self.noise_seed
         self._check_arguments()
         user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
         if self.replay_buffer_class is None and self.n_steps == 1:
@@ -237,6 +258,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
             # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
             assert self.random_streams is not None
             self.random_streams.set_state(restored.get_state())
+        if restored is not None:  # the policy that was saved, whatever the seed of what comes
+            self.noise_seed = restored.seed if noise_seed is None else noise_seed
         self._hand_out()
         if isinstance(self.policy, GenerativePolicy):  # once more: the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
@@ -247,6 +270,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         check_minimum(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
         check_minimum(0, offline_steps=self.offline_steps)
         check_fraction(tau=self.tau, gamma=self.gamma)
+        if "noise_seed" in self.policy_kwargs:
+            raise ValueError("`noise_seed` is not for `policy_kwargs`: it follows from the model's `seed`.")
         foreign = self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, TrajectoryReplayBuffer)
         if self.n_steps > 1 and self.replay_buffer_class is not None and not foreign:
             raise ValueError(f"`n_steps={self.n_steps}` does not go with a TrajectoryReplayBuffer: use `horizon_length`.")

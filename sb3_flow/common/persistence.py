@@ -4,15 +4,18 @@ import io
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.chunking import ChunkedPolicy
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.generators import RandomStreams
+from sb3_flow.common.older_files import OLD_NAMES, translate
+from sb3_flow.common.policies import GenerativePolicy
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 
 
@@ -28,6 +31,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     sampling: str
     storage: str
     random_streams: RandomStreams | None
+    noise_seed: int | None
+    """What the noise of deterministic decisions depends on besides the observation."""
     _timesteps_aside: int | None  # environment steps, while num_timesteps counts offline gradient steps
 
     def set_random_seed(self, seed: int | None = None) -> None:
@@ -41,6 +46,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         storage_device = self.device if self.storage == "device" else th.device("cpu")
         devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
+        self.noise_seed = own_seed
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -52,6 +58,45 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         if isinstance(policy, ChunkedPolicy):
             policy.generator = self.random_streams["act"]
             policy.exploration_generator = self.random_streams["explore"]
+        if isinstance(policy, GenerativePolicy):
+            assert self.noise_seed is not None
+            policy.set_noise_seed(self.noise_seed)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """
+        Load the model from a zip-file, see ``BaseAlgorithm.load``.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on
+        :param device: Device on which the code should run.
+        :param custom_objects: Dictionary of objects to replace upon loading.
+        :param print_system_info: Whether to print system info from the saved model and the current system info
+        :param force_reset: Force call to ``reset()`` before training
+        :param kwargs: extra arguments to change the model when loading
+        :return: new model instance with loaded parameters
+        """
+        for name in OLD_NAMES:
+            if name in kwargs:
+                raise ValueError(f"`{name}` is called `acting_mode` now.")
+        settings = (env, device, custom_objects, print_system_info, force_reset)
+        return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))  # type: ignore[return-value]
+
+    def _translate_old_names(self) -> None:
+        """What a file of other names says, unless ``load`` was told otherwise."""
+        state = vars(self)
+        given = {name: state[name] for name in state.pop("_given_at_load", ())}
+        translate(self.policy_kwargs, translate(state))
+        state.update(given)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -1,6 +1,6 @@
 """What the policies of generative actors share: an actor that turns noise into action chunks, a value ensemble, its target."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch as th
 from gymnasium import spaces
@@ -8,83 +8,16 @@ from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, get_actor_critic_arch
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import get_device
 from torch import nn
 
+from sb3_flow.common.acting import ActingPolicy
+from sb3_flow.common.actors import GenerativeActor, draw_seed
 from sb3_flow.common.backends import choose_backend
 from sb3_flow.common.checks import check_minimum
-from sb3_flow.common.chunking import ChunkedPolicy
+from sb3_flow.common.older_files import translate
 from sb3_flow.flow import EnsembleMLP, TanhGELU
 from sb3_flow.flow.backend import compiled_networks, not_covered
-
-NOISE_BANK_SEED = 0
-
-
-def batch_size_of(observation: PyTorchObs) -> int:
-    """:return: number of observations"""
-    # not len(), which is a constant to tracers
-    return (next(iter(observation.values())) if isinstance(observation, dict) else observation).shape[0]
-
-
-class GenerativeActor(ChunkedPolicy):
-    """
-    An actor that turns Gaussian noise into action chunks. Subclasses build their network and give ``act``.
-
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param net_arch: hidden layer sizes
-    :param features_extractor: Network to extract features (a CNN when using images, a nn.Flatten() layer otherwise)
-    :param features_dim: Number of features
-    :param activation_fn: Activation function
-    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
-    :param horizon_length: actions per decision h
-    """
-
-    optimizer: th.optim.Optimizer
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        net_arch: list[int],
-        features_extractor: BaseFeaturesExtractor,
-        features_dim: int,
-        activation_fn: type[nn.Module] = TanhGELU,
-        normalize_images: bool = True,
-        horizon_length: int = 1,
-    ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            features_extractor=features_extractor,
-            normalize_images=normalize_images,
-            squash_output=True,
-        )
-        self.net_arch = net_arch
-        self.features_dim = features_dim
-        self.activation_fn = activation_fn
-        self.horizon_length = horizon_length
-        self.chunk_dim = horizon_length * get_action_dim(action_space)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        data = super()._get_constructor_parameters()
-        names = ("net_arch", "features_dim", "activation_fn", "features_extractor", "horizon_length")
-        return {**data, **{name: getattr(self, name) for name in names}}
-
-    def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
-        """
-        :param observation: B observations
-        :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: actions in [-1, 1], shape ``(B, n, A)``
-        """
-        raise NotImplementedError  # pragma: no cover
-
-    def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self.predict_chunk(observation, deterministic)
-
-    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        shape = (batch_size_of(observation), 1, self.chunk_dim)
-        noise = th.zeros(shape, device=self.device) if deterministic else th.randn(shape, device=self.device)
-        return self.act(observation, noise)[:, 0]
 
 
 class EnsembleValue(BaseModel):
@@ -135,10 +68,9 @@ class EnsembleValue(BaseModel):
             return self.extract_features(observation, self.features_extractor)
 
 
-class GenerativePolicy(ChunkedPolicy):
+class GenerativePolicy(ActingPolicy):
     """
-    Actor, value ensemble and its target. Subclasses name the two classes, add what they need in ``_build`` and decide how to
-    act.
+    Actor, value ensemble and its target. Subclasses name the two classes and add what they need in ``_build``.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -146,6 +78,10 @@ class GenerativePolicy(ChunkedPolicy):
     :param execution_horizon: actions of a chunk that are executed before the next decision (default: all)
     :param n_critics: ensemble size K
     :param n_candidates: n of best-of-n
+    :param acting_mode: how actions are found, see :class:`ActingPolicy`
+    :param search: settings of ``"qgbs"`` that differ from ``SEARCH``, see :func:`sb3_flow.flow.beam_search`
+    :param noise_seed: what the noise of deterministic decisions depends on besides the observation; by default it is drawn
+        from torch's global generator. An algorithm's policy has the algorithm's seed
     :param net_arch: hidden layers of both networks, or ``dict(pi=..., qf=...)``; default 4 x 512
     :param activation_fn: Activation function
     :param features_extractor_class: Features extractor to use.
@@ -159,7 +95,6 @@ class GenerativePolicy(ChunkedPolicy):
 
     actor_class: ClassVar[type[GenerativeActor]]
     critic_class: ClassVar[type[EnsembleValue]]
-    noise_bank: th.Tensor
     chosen_backend: str
     """``"native"`` or ``"torch"``."""
 
@@ -170,6 +105,9 @@ class GenerativePolicy(ChunkedPolicy):
         horizon_length: int,
         n_critics: int,
         n_candidates: int,
+        acting_mode: str,
+        search: dict[str, Any] | None = None,
+        noise_seed: int | None = None,
         execution_horizon: int | None = None,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = TanhGELU,
@@ -195,16 +133,15 @@ class GenerativePolicy(ChunkedPolicy):
         self.set_execution_horizon(execution_horizon)
         self.n_critics = n_critics
         self.n_candidates = n_candidates
+        self.search = {}
+        self.noise_seed = draw_seed() if noise_seed is None else noise_seed
         self.net_arch = [512] * 4 if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.share_features_extractor = share_features_extractor
         self.backend = backend
         check_minimum(1, horizon_length=horizon_length, n_candidates=n_candidates)
         check_minimum(0, n_critics=n_critics)
-
-    def _largest_sample(self) -> int:
-        """Starting points that one decision may need."""
-        return self.n_candidates
+        self.set_acting_mode(acting_mode, **(search or {}))
 
     def _actor_arguments(self) -> dict[str, Any]:
         """Arguments of ``actor_class`` beyond those of every actor."""
@@ -219,14 +156,17 @@ class GenerativePolicy(ChunkedPolicy):
             "normalize_images": self.normalize_images,
             "horizon_length": self.horizon_length,
         }
-        self._actor_kwargs = {**shared_kwargs, "net_arch": actor_arch, **self._actor_arguments()}
+        self._actor_kwargs = {
+            **shared_kwargs,
+            "net_arch": actor_arch,
+            "noise_seed": self.noise_seed,
+            **self._actor_arguments(),
+        }
         # fused: one kernel per step instead of a loop over the parameters
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
         optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
         self.actor = self.actor_class(**self._update_features_extractor(self._actor_kwargs))
         self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)  # type: ignore[call-arg]
-        bank = th.randn(self._largest_sample(), self.actor.chunk_dim, generator=th.Generator().manual_seed(NOISE_BANK_SEED))
-        self.register_buffer("noise_bank", bank, persistent=False)
         if self.n_critics == 0:
             return
         critic_kwargs = {
@@ -243,6 +183,29 @@ class GenerativePolicy(ChunkedPolicy):
         critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
         self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)  # type: ignore[call-arg]
 
+    @classmethod
+    def load(cls, path: str, device: th.device | str = "auto") -> Self:
+        """
+        Load a policy from a file, see ``BaseModel.load``.
+
+        :param path: of the file
+        :param device: Device on which the policy should be loaded.
+        :return: the policy
+        """
+        device = get_device(device)
+        saved = th.load(path, map_location=device, weights_only=False)
+        translate(saved["data"])
+        policy = cls(**saved["data"])
+        policy.load_state_dict(saved["state_dict"])
+        return policy.to(device)
+
+    def set_noise_seed(self, seed: int) -> None:
+        """:param seed: what the noise of deterministic decisions depends on besides the observation"""
+        self.noise_seed = seed
+        for part in self.children():
+            if isinstance(part, GenerativeActor):
+                part.noise_seed = seed
+
     def _frozen_actor(self) -> Any:
         return self._frozen(self.actor, self.actor_class(**self._update_features_extractor(self._actor_kwargs)))
 
@@ -258,7 +221,7 @@ class GenerativePolicy(ChunkedPolicy):
         names = (
             *("horizon_length", "execution_horizon", "n_critics", "n_candidates", "net_arch", "activation_fn"),
             *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
-            *("share_features_extractor", "backend"),
+            *("share_features_extractor", "backend", "acting_mode", "search", "noise_seed"),
         )
         return {**data, "lr_schedule": self._dummy_schedule, **{name: getattr(self, name) for name in names}}
 
@@ -307,12 +270,3 @@ class GenerativePolicy(ChunkedPolicy):
 
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._predict(observation, deterministic)
-
-    def _noise(self, observation: PyTorchObs, n_candidates: int, generator: th.Generator | None) -> th.Tensor:
-        """:return: n starting points for every observation, shape ``(B, n, A)``"""
-        shape = (batch_size_of(observation), n_candidates, self.actor.chunk_dim)
-        return th.randn(shape, generator=generator, device=self.device)
-
-    def _fixed_noise(self, observation: PyTorchObs, n_candidates: int) -> th.Tensor:
-        """:return: the same n starting points for every observation, at every call, shape ``(B, n, A)``"""
-        return self.noise_bank[:n_candidates].expand(batch_size_of(observation), -1, -1)

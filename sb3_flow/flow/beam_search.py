@@ -6,6 +6,7 @@ import torch as th
 
 from sb3_flow.flow.flow_map import AverageVelocity, flow_map_sample, jump
 from sb3_flow.flow.guidance import Aggregation, Critic, action_gradient, aggregate_q, q_guided_projection
+from sb3_flow.flow.noise import NoiseSource
 
 
 def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:
@@ -28,9 +29,9 @@ def _take(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
 def beam_search(
     velocity: AverageVelocity,
     critic: Critic,
-    noise: th.Tensor,
-    generator: th.Generator | None,
+    noise: NoiseSource,
     *,
+    beam_width: int = 4,
     branches: int = 4,
     iterations: int = 1,
     eta: float = 0.3,
@@ -50,8 +51,9 @@ def beam_search(
 
     :param velocity: average velocity, ``velocity(a, r, t)`` for a of shape ``(E, n, A)``, r and t of shape ``(E, n, 1)``
     :param critic: ``critic(a)``, for a of shape ``(E, n, A)`` values of the members of shape ``(n_critics, E, n)``
-    :param noise: M (beam width) starting points for each of E observations, shape ``(E, M, A)`` (released: M = 4)
-    :param generator: draws the noise of the branches, on the device of ``noise``
+    :param noise: ``noise(n)`` draws n points for each of E observations, shape ``(E, n, A)``: the starting points, then the
+        noise of each iteration's branches
+    :param beam_width: M
     :param branches: B, completions of each particle
     :param iterations: K
     :param eta: radius of a move, in action space
@@ -63,14 +65,12 @@ def beam_search(
     """
     if completion not in ("diagonal", "average"):
         raise ValueError(f"`completion` must be 'diagonal' or 'average', but {completion!r} was given.")
-    beam_width = noise.shape[1]
     noise_level = 1.0 / (1.0 + rho)
 
     def branch(particles: th.Tensor) -> th.Tensor:
         """:return: renoised and completed, shape ``(E, M * B, A)``"""
         parents = particles.repeat_interleave(branches, dim=1)
-        fresh = th.randn(parents.shape, generator=generator, device=parents.device, dtype=parents.dtype)
-        a = (1.0 - noise_level) * parents + noise_level * fresh
+        a = (1.0 - noise_level) * parents + noise_level * noise(parents.shape[1])
         t, end = th.full_like(a[..., :1], 1.0 - noise_level), th.ones_like(a[..., :1])
         if completion == "average":
             return jump(velocity, a, t, end).clamp(-1, 1)
@@ -87,7 +87,7 @@ def beam_search(
         _, gradient = action_gradient(critic, particles, aggregation)
         return q_guided_projection(particles, gradient, eta).clamp(-1, 1)
 
-    particles = flow_map_sample(velocity, noise).clamp(-1, 1)
+    particles = flow_map_sample(velocity, noise(beam_width)).clamp(-1, 1)
     if iterations == 0:
         particles = guide(particles)
     for _ in range(iterations):

@@ -47,10 +47,11 @@ class FMQ(OfflineToOnlineAlgorithm):
     :param gamma: discount factor per environment step
     :param horizon_length: h, actions decided at once (released: 5)
     :param execution_horizon: how many of them are executed before the next decision (default: all)
-    :param n_candidates: N of best-of-n, in acting online, in the target and in ``sampler="best_of_n"``; 1 for single samples
+    :param n_candidates: N of best-of-n, in acting online, in the target and in ``acting_mode="best_of_n"``; 1 for single
+        samples
     :param q_aggregation: ``"mean"`` or ``"min"`` over the critics offline; online it is the minimum
     :param distillation: self-distillation loss of the offline phase, ``"mf"``, ``"lsd"`` or ``"psd"``, see
-        :class:`FlowMapPolicy` (as for ``lsd_gradient``, ``warmup_steps``, ``anneal_end_step``, ``sampler`` and ``search``)
+        :class:`FlowMapPolicy` (as for ``lsd_gradient``, ``warmup_steps``, ``anneal_end_step`` and ``n_sampling_steps``)
     :param online_rule: ``"fmq"``; or ``"bc"``, which goes on as offline, without guidance: best of n with imitation (MVP)
     :param eta: radius of the ball, in velocity; the base of the adaptive one only with ``radius="published"``
     :param adaptive_radius: shrink the radius where the critics disagree (Eq. 13)
@@ -117,7 +118,8 @@ class FMQ(OfflineToOnlineAlgorithm):
         distillation_weight: float = 0.0,
         diagonal_weight: float = 0.0,
         reanchor_every: int | None = None,
-        sampler: str = "best_of_n",
+        acting_mode: str = "best_of_n",
+        n_sampling_steps: int = 1,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
@@ -151,8 +153,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self.distillation_weight = distillation_weight
         self.diagonal_weight = diagonal_weight
         self.reanchor_every = reanchor_every
-        self.sampler = sampler
-        self.search = search
+        self.n_sampling_steps = n_sampling_steps
         self.anchored_at = 0  # offline updates of the actor that is the anchor
         super().__init__(
             policy,
@@ -176,6 +177,8 @@ class FMQ(OfflineToOnlineAlgorithm):
             offline_fraction=offline_fraction,
             sampling=sampling,
             storage=storage,
+            acting_mode=acting_mode,
+            search=search,
             backend=backend,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -195,7 +198,8 @@ class FMQ(OfflineToOnlineAlgorithm):
         :param noise: starting points of the samples, shape ``(B, N, A)``
         :return: shape ``(B, 1)``
         """
-        a = self.policy.best_of_n(batch.next_observations, noise, self._aggregation)
+        samples = self.actor.act(batch.next_observations, noise)
+        a = self.policy.best_of(batch.next_observations, samples, self._aggregation)
         q_values = aggregate_q(self.critic_target.bind(batch.next_observations)(a), self._aggregation)
         return batch.rewards + batch.discounts * q_values.unsqueeze(1)
 
@@ -332,8 +336,8 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def _policy_arguments(self) -> dict[str, Any]:
         names = (
-            *("execution_horizon", "n_candidates", "sampler", "search", "distillation", "lsd_gradient"),
-            *("warmup_steps", "anneal_end_step"),
+            *("execution_horizon", "n_candidates", "n_sampling_steps", "distillation"),
+            *("lsd_gradient", "warmup_steps", "anneal_end_step"),
         )
         return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
 
@@ -360,11 +364,6 @@ class FMQ(OfflineToOnlineAlgorithm):
         self.actor, self.anchor = self.policy.actor, self.policy.anchor
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
         self._critic_average = MovingAverage(self.critic, self.critic_target)
-
-    def set_sampler(self, sampler: str, **search: Any) -> None:
-        """:param sampler: how ``predict`` finds actions, see :class:`FlowMapPolicy`"""
-        self.policy.set_sampler(sampler, **search)
-        self.sampler, self.search = sampler, self.policy.search
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "actor", "anchor", "critic", "critic_target", "_critic_average"]

@@ -8,28 +8,23 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from sb3_flow.common.actors import GenerativeActor
 from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.metrics import MetricSums
-from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
+from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
 from sb3_flow.common.spaces import channels_first
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.flow import (
     AverageVelocity,
     Critic,
     FlowMapNetwork,
-    beam_search,
-    best_of_n,
     flow_map_sample,
     jump,
     sample_r_t,
 )
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
 
-SAMPLERS = ("one_step", "n_step", "best_of_n", "qgbs")
 DISTILLATIONS = ("mf", "lsd", "psd")
-SEARCH = {"beam_width": 4, "branches": 4, "iterations": 1, "eta": 0.3, "rho": 1.5, "completion": "diagonal"}
-"""Released settings of Q-guided beam search."""
-SEARCH_SEED = 0
 N_PATH_POINTS = 11
 """Flow times of :meth:`FlowMapPolicy.flow_path`."""
 
@@ -104,17 +99,6 @@ class FlowMapPolicy(GenerativePolicy):
     """
     Policy class with a flow map actor: for FMQ, or alone, trained by :meth:`learn_behaviour` on a dataset.
 
-    How an action is found, by ``sampler``; ``deterministic=True`` is repeatable:
-
-    =============  =========================================================  ==========================================
-    sampler        ``deterministic=False``                                    ``deterministic=True``
-    =============  =========================================================  ==========================================
-    ``one_step``   fresh noise, one evaluation of the network                 from zero noise
-    ``n_step``     fresh noise, ``n_sampling_steps`` evaluations              from zero noise
-    ``best_of_n``  best of n fresh one-step samples by Q                      best of a fixed bank of n
-    ``qgbs``       Q-guided beam search (arXiv 2605.12416, Algorithm 2)       from the bank, same noise in all branches
-    =============  =========================================================  ==========================================
-
     Arguments that are not listed are those of ``GenerativePolicy``.
 
     :param observation_space: Observation space
@@ -123,10 +107,9 @@ class FlowMapPolicy(GenerativePolicy):
     :param horizon_length: actions per decision h (released: 5)
     :param n_critics: Q-functions K; 0 for a policy without critic, which ``best_of_n`` and ``qgbs`` need
     :param n_candidates: n of ``"best_of_n"``
-    :param sampler: see above
-    :param n_sampling_steps: jumps of ``"n_step"``
-    :param search: settings of ``"qgbs"`` that differ from ``dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5,
-        completion="diagonal")``, see :func:`sb3_flow.flow.beam_search`
+    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`; without a critic
+        the default is ``"sample"``
+    :param n_sampling_steps: jumps from noise to action, of every mode but ``"qgbs"``, whose samples take one
     :param q_aggregation: ``"min"`` or ``"mean"`` over the critics ranks candidates
     :param fourier_dim: dimension of the embedding of each of the two flow times; 0 for raw numbers
     :param distillation: self-distillation loss: ``"mf"`` (Eulerian, mean flow), ``"lsd"`` (Lagrangian), ``"psd"``
@@ -150,9 +133,8 @@ class FlowMapPolicy(GenerativePolicy):
         horizon_length: int = 1,
         n_critics: int = 2,
         n_candidates: int = 32,
-        sampler: str = "best_of_n",
+        acting_mode: str | None = None,
         n_sampling_steps: int = 1,
-        search: dict[str, Any] | None = None,
         q_aggregation: str = "min",
         fourier_dim: int = 64,
         distillation: str = "mf",
@@ -161,7 +143,9 @@ class FlowMapPolicy(GenerativePolicy):
         anneal_end_step: int = 50_000,
         **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, **kwargs)
+        if acting_mode is None:
+            acting_mode = "best_of_n" if n_critics else "sample"
+        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
         if distillation not in DISTILLATIONS:
             raise ValueError(f"`distillation` must be one of {DISTILLATIONS}, but {distillation!r} was given.")
         check_minimum(1, n_sampling_steps=n_sampling_steps)
@@ -172,8 +156,6 @@ class FlowMapPolicy(GenerativePolicy):
         self.warmup_steps = warmup_steps
         self.anneal_end_step = anneal_end_step
         self.n_sampling_steps = n_sampling_steps
-        self.search = {} if search is None else search
-        self.set_sampler(sampler, **self.search)
         self._build(lr_schedule)
         if n_critics:
             self.anchor: FlowMapActor = self._frozen_actor()
@@ -184,97 +166,39 @@ class FlowMapPolicy(GenerativePolicy):
     def _actor_arguments(self) -> dict[str, Any]:
         return {"fourier_dim": self.fourier_dim}
 
-    def _largest_sample(self) -> int:
-        return max(self.n_candidates, self._search["beam_width"])
-
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = (
-            *("sampler", "n_sampling_steps", "search", "q_aggregation", "fourier_dim", "distillation", "lsd_gradient"),
-            *("warmup_steps", "anneal_end_step"),
+            *("n_sampling_steps", "q_aggregation", "fourier_dim", "distillation", "lsd_gradient", "warmup_steps"),
+            "anneal_end_step",
         )
         return {**super()._get_constructor_parameters(), **{name: getattr(self, name) for name in names}}
 
     # ------------------------------------------------------------------- acting
 
-    def set_sampler(self, sampler: str, **search: Any) -> None:
-        """
-        :param sampler: ``"one_step"``, ``"n_step"``, ``"best_of_n"`` or ``"qgbs"``, see the class
-        :param search: settings of ``"qgbs"`` to change
-        """
-        if sampler not in SAMPLERS:
-            raise ValueError(f"`sampler` must be one of {SAMPLERS}, but {sampler!r} was given.")
-        if sampler in ("best_of_n", "qgbs") and self.n_critics == 0:
-            raise ValueError(f"`sampler={sampler!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
-        unknown = sorted(set(search) - set(SEARCH))
-        if unknown:
-            raise ValueError(f"`search` knows {sorted(SEARCH)}, but {unknown} was given.")
-        check_minimum(1, **{name: search[name] for name in ("beam_width", "branches") if name in search})
-        check_minimum(0, iterations=search.get("iterations", 0))
-        self.sampler = sampler
-        self.search = {**self.search, **search}
+    steps_of_a_jump = 1
 
     @property
-    def acting_mode(self) -> str:
-        return self.sampler
+    def acting_actor(self) -> FlowMapActor:
+        return self.actor
 
     @property
-    def _search(self) -> dict[str, Any]:
-        return {**SEARCH, **self.search}
+    def steps_of_a_sample(self) -> int:  # type: ignore[override]
+        return self.n_sampling_steps
 
-    @property
-    def network_evaluations(self) -> dict[str, int]:
-        """
-        Evaluations of the networks per decision and environment with the present sampler: ``"actor"`` (the NFE of the paper)
-        and ``"critic"``, of which ``"critic_gradient"`` with a gradient; ``"actions"`` is how many actions a decision serves.
-        """
-        counts = {"one_step": (1, 0, 0), "n_step": (self.n_sampling_steps, 0, 0)}
-        counts["best_of_n"] = (self.n_candidates, self.n_candidates, 0)
-        width, branches, iterations = (self._search[name] for name in ("beam_width", "branches", "iterations"))
-        moves = width * max(iterations, 1) if self._search["eta"] else 0
-        counts["qgbs"] = (width * (1 + iterations * branches), width * iterations * branches + moves + width, moves)
-        names = ("actor", "critic", "critic_gradient")
-        actions = self.horizon_length if self.execution_horizon is None else self.execution_horizon
-        return {**dict(zip(names, counts[self.sampler], strict=True)), "actions": actions}
+    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        return self.actor.act(observation, noise, self.n_sampling_steps)
 
-    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        n = {"best_of_n": self.n_candidates, "qgbs": self._search["beam_width"]}.get(self.sampler, 1)
-        noise = self._fixed_noise(observation, n) if deterministic else self._noise(observation, n, self.generator)
-        if self.sampler == "best_of_n":
-            return self.best_of_n(observation, noise)
-        if self.sampler == "qgbs":
-            generator = th.Generator(self.device).manual_seed(SEARCH_SEED) if deterministic else self.generator
-            return self.beam_search(observation, noise, generator)
-        start = th.zeros_like(noise) if deterministic else noise
-        return self.actor.act(observation, start, self.n_sampling_steps if self.sampler == "n_step" else 1)[:, 0]
+    def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
+        return self.actor.velocity(observation, candidates=True)
+
+    def _critic_of(self, observation: PyTorchObs) -> Critic:
+        return self.critic.bind(observation, frozen=True)
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """:return: best of n fresh samples (the only one without a critic), as the online phase collects data"""
+        noise = self.actor.noise(observation, self.exploration_generator)
         n_candidates = self.n_candidates if self.n_critics else 1
-        noise = self._noise(observation, n_candidates, self.exploration_generator)
-        return self.best_of_n(observation, noise) if n_candidates > 1 else self.actor.act(observation, noise)[:, 0]
-
-    def best_of_n(self, observation: PyTorchObs, noise: th.Tensor, aggregation: str | None = None) -> th.Tensor:
-        """
-        :param observation: B observations
-        :param noise: starting points of n candidates, shape ``(B, n, A)``
-        :param aggregation: what ranks them, by default ``q_aggregation``
-        :return: one-step samples with the largest Q, shape ``(B, A)``
-        """
-        candidates = self.actor.act(observation, noise)
-        return best_of_n(candidates, self.critic.bind(observation)(candidates), aggregation or self.q_aggregation)  # type: ignore[arg-type]
-
-    def beam_search(self, observation: PyTorchObs, noise: th.Tensor, generator: th.Generator | None) -> th.Tensor:
-        """
-        Q-guided beam search with the settings of ``search``.
-
-        :param observation: B observations
-        :param noise: starting points of the beam, shape ``(B, M, A)``
-        :param generator: source of the branches' noise
-        :return: actions, shape ``(B, A)``
-        """
-        velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation, frozen=True)
-        settings = {name: value for name, value in self._search.items() if name != "beam_width"}
-        return beam_search(velocity, critic, noise, generator, aggregation=self.q_aggregation, **settings)  # type: ignore[arg-type]
+        return self.best_of(observation, self.actor.act(observation, noise(n_candidates)))
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Every point by one jump from the noise, X_{0,t}(a_0)."""

@@ -1,20 +1,18 @@
 """Networks of RQL: a velocity field over actions, a value function over partial actions, and how to act with them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
+from sb3_flow.common.acting import ActingPolicy
+from sb3_flow.common.actors import GenerativeActor
 from sb3_flow.common.checks import check_minimum
-from sb3_flow.common.policies import EnsembleValue, GenerativeActor, GenerativePolicy
-from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, beam_search, best_of_n, euler_forward
-
-EVALUATION_MODES = ("sample", "zero", "best_of_n", "qgbs")
-BEAM_WIDTH = 4
-SEARCH_SEED = 0
+from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
+from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, euler_forward
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""
@@ -77,18 +75,8 @@ class RQLPolicy(GenerativePolicy):
     """
     Policy class (flow actor, its moving average, value ensemble and target) for RQL.
 
-    Which noise an action starts from, by ``evaluation_mode`` and ``deterministic``:
-
-    =============  ==============================================  =========================================
-    mode           ``deterministic=False``                         ``deterministic=True`` (repeatable)
-    =============  ==============================================  =========================================
-    ``sample``     fresh Gaussian noise (the paper's protocol)     one fixed noise vector
-    ``zero``       zeros                                           zeros
-    ``best_of_n``  best of n fresh samples by mean_k V_k(s, a, 1)  best of a fixed bank of n by the same
-    ``qgbs``       Q-guided beam search, width 4 (FMQ)             from the bank, same noise in all branches
-    =============  ==============================================  =========================================
-
-    All of them use the moving average of the actor; only exploration (``explore_chunk``) uses the actor itself.
+    ``predict`` uses the moving average of the actor; only exploration (``explore_chunk``) uses the actor itself. Candidates
+    are ranked by mean_k V_k(s, a, 1).
 
     Arguments that are not listed are those of ``GenerativePolicy``.
 
@@ -98,12 +86,14 @@ class RQLPolicy(GenerativePolicy):
     :param horizon_length: actions per decision h
     :param flow_steps: Euler steps F
     :param n_critics: ensemble size K
-    :param evaluation_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``
     :param n_candidates: n of ``"best_of_n"``
+    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's), ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
     """
 
     actor_class = FlowActor
     critic_class = PartialActionValue
+    SEARCH: ClassVar[dict[str, Any]] = {**ActingPolicy.SEARCH, "completion": "average"}
+    q_aggregation = "mean"
     actor: FlowActor
     critic: PartialActionValue
 
@@ -115,14 +105,13 @@ class RQLPolicy(GenerativePolicy):
         horizon_length: int = 1,
         flow_steps: int = 10,
         n_critics: int = 10,
-        evaluation_mode: str = "zero",
         n_candidates: int = 32,
+        acting_mode: str = "zero",
         **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, **kwargs)
+        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
         check_minimum(1, flow_steps=flow_steps, n_critics=n_critics)
         self.flow_steps = flow_steps
-        self.set_evaluation_mode(evaluation_mode)
         self._build(lr_schedule)
         self.actor_ema = self._frozen_actor()
         self.set_backend(self.backend)
@@ -131,35 +120,24 @@ class RQLPolicy(GenerativePolicy):
         return {"flow_steps": self.flow_steps}
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        data = super()._get_constructor_parameters()
-        return {**data, "flow_steps": self.flow_steps, "evaluation_mode": self.evaluation_mode}
-
-    def set_evaluation_mode(self, mode: str) -> None:
-        """:param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see the class"""
-        if mode not in EVALUATION_MODES:
-            raise ValueError(f"`evaluation_mode` must be one of {EVALUATION_MODES}, but {mode!r} was given.")
-        self.evaluation_mode = mode
+        return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
 
     @property
-    def acting_mode(self) -> str:
-        return self.evaluation_mode
+    def acting_actor(self) -> FlowActor:
+        return self.actor_ema
 
-    def _largest_sample(self) -> int:
-        return max(self.n_candidates, BEAM_WIDTH)
+    @property
+    def steps_of_a_sample(self) -> int:  # type: ignore[override]
+        return self.flow_steps
 
-    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        n = {"best_of_n": self.n_candidates, "qgbs": BEAM_WIDTH}.get(self.evaluation_mode, 1)
-        noise = self._fixed_noise(observation, n) if deterministic else self._noise(observation, n, self.generator)
-        if self.evaluation_mode == "qgbs":
-            generator = th.Generator(self.device).manual_seed(SEARCH_SEED) if deterministic else self.generator
-            velocity, critic = self._average_velocity(observation), self._critic(observation)
-            return beam_search(velocity, critic, noise, generator, completion="average", aggregation="mean")
-        candidates = self.actor_ema.act(observation, th.zeros_like(noise) if self.evaluation_mode == "zero" else noise)
-        return candidates[:, 0] if n == 1 else best_of_n(candidates, self._critic(observation)(candidates), "mean")
+    steps_of_a_jump = steps_of_a_sample
+
+    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        return self.actor_ema.act(observation, noise)
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """:return: chunks of the actor itself from fresh noise, as the online phase collects them"""
-        return self.actor.act(observation, self._noise(observation, 1, self.exploration_generator))[:, 0]
+        return self.actor.act(observation, self.actor.noise(observation, self.exploration_generator)(1))[:, 0]
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         velocity = self.actor_ema.velocity(observation, noise.shape[1])
@@ -180,7 +158,7 @@ class RQLPolicy(GenerativePolicy):
         inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)
         return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(self.n_critics, n_times, batch_size, n)
 
-    def _critic(self, observation: PyTorchObs) -> Critic:
+    def _critic_of(self, observation: PyTorchObs) -> Critic:
         """:return: values V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``"""
         features = self.critic.features(observation).unsqueeze(1)
 

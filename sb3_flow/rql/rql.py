@@ -54,8 +54,8 @@ class RQL(OfflineToOnlineAlgorithm):
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
         function is not trained): the baseline to compare with
-    :param evaluation_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
-        :class:`RQLPolicy`; saved with the model
+    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's protocol), ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
+        actions, see ``ActingPolicy``; saved with the model
     :param n_candidates: n of ``"best_of_n"``
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
     :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
@@ -98,8 +98,9 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: str = "rql",
-        evaluation_mode: str = "zero",
+        acting_mode: str = "zero",
         n_candidates: int = 32,
+        search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
         offline_fraction: float | None = None,
@@ -121,7 +122,6 @@ class RQL(OfflineToOnlineAlgorithm):
         self.rho = rho
         self.ema_decay = ema_decay
         self.objective = objective
-        self.evaluation_mode = evaluation_mode
         self.n_candidates = n_candidates
         super().__init__(
             policy,
@@ -145,6 +145,8 @@ class RQL(OfflineToOnlineAlgorithm):
             offline_fraction=offline_fraction,
             sampling=sampling,
             storage=storage,
+            acting_mode=acting_mode,
+            search=search,
             backend=backend,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -249,7 +251,7 @@ class RQL(OfflineToOnlineAlgorithm):
         return [self.actor.optimizer, self.critic.optimizer] if self.objective == "rql" else [self.actor.optimizer]
 
     def _policy_arguments(self) -> dict[str, Any]:
-        names = ("flow_steps", "n_critics", "evaluation_mode", "n_candidates")
+        names = ("flow_steps", "n_critics", "n_candidates")
         return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
 
     def _check_arguments(self) -> None:
@@ -268,11 +270,6 @@ class RQL(OfflineToOnlineAlgorithm):
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
         self._actor_average = MovingAverage(self.actor, self.actor_ema)
         self._critic_average = MovingAverage(self.critic, self.critic_target)
-
-    def set_evaluation_mode(self, mode: str) -> None:
-        """:param mode: noise that actions start from in ``predict``, see :class:`RQLPolicy`"""
-        self.policy.set_evaluation_mode(mode)
-        self.evaluation_mode = mode
 
     def _excluded_save_params(self) -> list[str]:
         networks = ("actor", "actor_ema", "critic", "critic_target", "_actor_average", "_critic_average")

@@ -40,9 +40,9 @@ def optimize() -> None:
 
 def enjoy() -> None:
     """rl-zoo3's ``enjoy``."""
-    from sb3_flow.zoo.viewing import as_in_training, for_viewing, no_model
+    from sb3_flow.zoo.viewing import for_viewing, latest_with_model, no_model
 
-    sys.argv += as_in_training(sys.argv[1:])
+    sys.argv += latest_with_model(sys.argv[1:])
     module: Any = importlib.import_module("rl_zoo3.enjoy")
     download = module.download_from_hub
     module.download_from_hub = lambda algo, **kwargs: (no_model if algo in ALGORITHMS else download)(algo=algo, **kwargs)
@@ -52,14 +52,14 @@ def enjoy() -> None:
 
 def record_video() -> None:
     """rl-zoo3's ``record_video``, a script without a function."""
-    from sb3_flow.zoo.viewing import as_in_training, for_viewing
+    from sb3_flow.zoo.viewing import for_viewing, latest_with_model
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gym-packages", nargs="+", default=[])
     given, rest = parser.parse_known_args(sys.argv[1:])
     for package in given.gym_packages:  # as `train` and `enjoy` do, to let them register environments
         importlib.import_module(package)
-    sys.argv[1:] = [*rest, *as_in_training(rest)]
+    sys.argv[1:] = [*rest, *latest_with_model(rest)]
     with for_viewing():
         runpy.run_module("rl_zoo3.record_video", run_name="__main__", alter_sys=True)
 

@@ -25,12 +25,7 @@ ZooManager = rl_zoo3.exp_manager.ExperimentManager
 
 
 class ExperimentManager(ZooManager):
-    """
-    Besides rl-zoo3's, a configuration may have the key ``deterministic_eval``: whether evaluations during training are
-    deterministic (the zoo's default is true). Published results of flow policies are for fresh noise in each decision.
-
-    The arguments are those of rl-zoo3.
-    """
+    """rl-zoo3's, for our algorithms. The arguments are the same."""
 
     training: ClassVar[bool] = False
     """Whether preparations are over, so that an error is no mistake in the command."""
@@ -45,7 +40,6 @@ class ExperimentManager(ZooManager):
         self._not_from_configuration: list[str] = []
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
-        self.deterministic_eval = hyperparams.pop("deterministic_eval", self.deterministic_eval)
         self.offline_steps = int(hyperparams.get("offline_steps", 0))
         if self.offline_steps and self.optimize_hyperparameters and self.n_evaluations is None:
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])

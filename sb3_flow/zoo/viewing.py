@@ -9,7 +9,7 @@ from typing import Any
 
 import rl_zoo3
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3.utils import get_latest_run_id, get_saved_hyperparams
+from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_flow.common import OfflineToOnlineAlgorithm
@@ -38,20 +38,18 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
     return load
 
 
-def as_in_training(arguments: list[str]) -> list[str]:
+def latest_with_model(arguments: list[str]) -> list[str]:
     """
-    Show the latest run that has a model, and act as in the evaluations of training. The zoo takes the latest folder, which may
-    be that of a run that was killed or goes on; and it acts deterministically, which for ``evaluation_mode: sample`` is one
-    and the same noise all the time.
+    Show the latest run that has a model. The zoo takes the latest folder, which may be that of a run that was killed or goes
+    on.
 
     :param arguments: of ``enjoy`` or ``record_video``
-    :return: ``--exp-id`` where the latest folder has no model, ``--stochastic`` if the model's configuration has
-        ``deterministic_eval: false``, unless they decide
+    :return: ``--exp-id`` where the latest folder has no model, unless they decide
     """
     parser = argparse.ArgumentParser(add_help=False)
     for flags, default in ((("--algo",), "ppo"), (("--env",), ""), (("-f", "--folder"), ""), (("--exp-id",), "0")):
         parser.add_argument(*flags, default=default)
-    for flag in ("--deterministic", "--stochastic", "--load-best", "--load-last-checkpoint"):
+    for flag in ("--load-best", "--load-last-checkpoint"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--load-checkpoint")
     given, _ = parser.parse_known_args(arguments)
@@ -62,16 +60,10 @@ def as_in_training(arguments: list[str]) -> list[str]:
     latest = get_latest_run_id(str(folder), env_name)
     with_model = (number for number in range(latest, 0, -1) if any((folder / f"{env_name}_{number}").glob(model)))
     number = int(given.exp_id) or next(with_model, latest)
-    chosen = []
-    if not int(given.exp_id) and number != latest:
-        print(f"Passing over {folder / f'{env_name}_{latest}'}, which has no {model}")
-        chosen = ["--exp-id", str(number)]
-    folder = folder / f"{env_name}_{number}" if number > 0 else folder
-    hyperparams, _ = get_saved_hyperparams(str(folder / env_name))
-    if given.deterministic or given.stochastic or hyperparams.get("deterministic_eval", True):
-        return chosen
-    print("Acting with fresh noise, as in the evaluations of training (deterministic_eval: false); or give --deterministic")
-    return [*chosen, "--stochastic"]
+    if int(given.exp_id) or number == latest:
+        return []
+    print(f"Passing over {folder / f'{env_name}_{latest}'}, which has no {model}")
+    return ["--exp-id", str(number)]
 
 
 def no_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:

@@ -58,7 +58,7 @@ def build(cell: Cell) -> Any:
         np.arange(n) % 1000 == 999,
     )
     algorithm: Any = RQL if cell.algorithm == "RQL" else FMQ
-    settings = {"sampler": "one_step"} if cell.algorithm == "FMQ1" else {}
+    settings = {"acting_mode": "sample"} if cell.algorithm == "FMQ1" else {}
     policy_kwargs = {"net_arch": [cell.width] * LAYERS, "n_critics": CRITICS}
     model = algorithm(
         "MlpPolicy", None, offline_dataset=dataset, policy_kwargs=policy_kwargs, seed=0, device="cpu", **settings

@@ -39,9 +39,9 @@ SETTINGS = {
 }
 
 
-def evaluate(model: FMQ, task: str, sampler: str = "best_of_n", deterministic: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def evaluate(model: FMQ, task: str, mode: str = "best_of_n") -> tuple[np.ndarray, np.ndarray]:
     """:return: successes and returns"""
-    model.set_sampler(sampler)
+    model.set_acting_mode(mode)
     env = VecNormalize(make_vec_env(task, n_envs=10, wrapper_class=SuccessInfo), training=False, norm_reward=False)
     sync_envs_normalization(model.get_env(), env)
     successes: list[bool] = []
@@ -52,7 +52,7 @@ def evaluate(model: FMQ, task: str, sampler: str = "best_of_n", deterministic: b
 
     np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
     returns, _ = evaluate_policy(
-        model, env, n_eval_episodes=EPISODES, deterministic=deterministic, callback=note, return_episode_rewards=True
+        model, env, n_eval_episodes=EPISODES, deterministic=False, callback=note, return_episode_rewards=True
     )
     return np.array(successes), np.array(returns)
 
@@ -64,8 +64,8 @@ def run(seed: int, arguments: argparse.Namespace) -> dict[str, tuple[np.ndarray,
     dataset = OfflineDataset.load(f"ogbench:{arguments.maze}-navigate-singletask-task{arguments.task}-v0@{file}")
     results = {}
 
-    def report(name: str, model: FMQ, *how: object) -> None:
-        results[name] = evaluate(model, task, *how)
+    def report(name: str, model: FMQ, *mode: str) -> None:
+        results[name] = evaluate(model, task, *mode)
         success, returns = (part.mean() for part in results[name])
         print(f"seed {seed}  {name:<44} success {success:4.2f}  return {returns:7.1f}", flush=True)
 
@@ -74,7 +74,7 @@ def run(seed: int, arguments: argparse.Namespace) -> dict[str, tuple[np.ndarray,
 
     model = FMQ("MlpPolicy", environment(), seed=seed, **SETTINGS)
     model.learn_offline(dataset, arguments.offline_steps, log_interval=None)
-    report("behaviour cloning (one sample)", model, "one_step", False)
+    report("behaviour cloning (one sample)", model, "sample")
     report("FMQ offline (best of n)", model)
     path = arguments.out / f"offline_{seed}"
     model.save(path)
@@ -86,7 +86,7 @@ def run(seed: int, arguments: argparse.Namespace) -> dict[str, tuple[np.ndarray,
         for part in range(arguments.parts):
             model.learn(arguments.online_steps // arguments.parts, reset_num_timesteps=part == 0, log_interval=10**9)
             report(f"online_rule={rule!r}, {model.num_timesteps} steps", model)
-        report(f"online_rule={rule!r}, one sample", model, "one_step", False)
+        report(f"online_rule={rule!r}, one sample", model, "sample")
     return results
 
 

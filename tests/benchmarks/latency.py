@@ -45,10 +45,10 @@ def main() -> None:
 
     models = {
         "SAC (SB3)": build(SAC),
-        "FMQ, one step": build(FMQ, sampler="one_step"),
+        "FMQ, one step": build(FMQ, acting_mode="sample"),
         "RQL, 10 steps": build(RQL, flow_steps=10, n_critics=2),
-        "FMQ, best of 32": build(FMQ, sampler="best_of_n"),
-        "FMQ, QGBS": build(FMQ, sampler="qgbs"),
+        "FMQ, best of 32": build(FMQ, acting_mode="best_of_n"),
+        "FMQ, QGBS": build(FMQ, acting_mode="qgbs"),
     }
     observation = np.zeros(55, np.float32)
     calls: dict[str, Callable[[], object]] = {}

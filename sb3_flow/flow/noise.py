@@ -1,0 +1,126 @@
+"""
+Gaussian noise that is a function of the observation: the same for the same observation wherever and whenever it is drawn.
+
+A counter-based generator: number i of a row is SplitMix64's output function (Steele, Lea and Flood 2014) of the row's key plus
+i times an odd constant, so that a row's numbers depend neither on other rows nor on earlier draws. The key is a hash of the
+observation's 32-bit words and of a seed: a sum of products with random odd constants (multilinear hashing), mixed. Integers
+have 64 bits and wrap around, which every device does alike, and their sums do not depend on the order.
+
+The functions take NumPy's arrays or torch's tensors. NumPy's operators cost a tenth of torch's on so few numbers; torch's run
+on every device and can be traced.
+"""
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from sb3_flow.flow.fusable import can_fuse
+
+NoiseSource = Callable[[int], th.Tensor]
+"""``source(n)``: n new starting points for every observation, shape ``(B, n, A)``."""
+Array = Any
+"""A NumPy array or a tensor."""
+
+GAMMA, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+"""Of SplitMix64: 2^64 divided by the golden ratio, and the factors of its output function, as signed numbers."""
+LOW = 2**32 - 1
+
+
+def _library(array: Array) -> ModuleType:
+    return th if isinstance(array, th.Tensor) else np
+
+
+def _shift(x: Array, bits: int) -> Array:
+    """:return: x shifted to the right as an unsigned number"""
+    return (x >> bits) & (2 ** (64 - bits) - 1)
+
+
+def mix(x: Array) -> Array:
+    """
+    SplitMix64's output function: a bijection of 64-bit integers in which every bit depends on all.
+
+    :param x: int64, any shape
+    :return: int64, same shape
+    """
+    x = (x ^ _shift(x, 30)) * FIRST
+    x = (x ^ _shift(x, 27)) * SECOND
+    return x ^ _shift(x, 31)
+
+
+def multipliers(n_words: int) -> th.Tensor:
+    """:return: odd constants of the hash, one for each word of an observation, int64, shape ``(n_words,)``"""
+    return mix(th.arange(1, n_words + 1) * GAMMA) | 1
+
+
+def row_keys(rows: Array, odd: Array, seed: int) -> Array:
+    """
+    Hash every row. Equal rows have equal keys; -0.0 counts as 0.0.
+
+    :param rows: float32, shape ``(B, n_words)``
+    :param odd: :func:`multipliers` of ``n_words``
+    :param seed: any integer
+    :return: int64, shape ``(B,)``
+    """
+    words = (rows + 0.0).view(_library(rows).int32)
+    signed_seed = (seed * GAMMA + 2**63) % 2**64 - 2**63
+    return mix((words * odd).sum(1) + signed_seed)
+
+
+def keyed_normal(keys: Array, first: int, n: int) -> Array:
+    """
+    Standard normal numbers by the Box-Muller transformation, in float64 so that devices agree to the last digit of float32.
+
+    :param keys: int64, shape ``(B,)``
+    :param first: number of the first pair, from 0; a pair is the same whatever else is drawn
+    :param n: numbers of each row
+    :return: float64, shape ``(B, n)``
+    """
+    library = _library(keys)
+    pairs = library.arange(first + 1, first + 1 + math.ceil(n / 2), device=keys.device) * GAMMA
+    bits = mix(keys[:, None] + pairs)
+    scale = library.asarray(2.0**-32, dtype=library.float64, device=keys.device)
+    radius = library.sqrt(-2 * library.log(((bits & LOW) + 1) * scale))
+    angle = _shift(bits, 32) * (2 * math.pi * scale)
+    numbers = library.stack([radius * library.cos(angle), radius * library.sin(angle)], -1)
+    return numbers.reshape(keys.shape[0], 2 * len(pairs))[:, :n]
+
+
+def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseSource:
+    """
+    Noise of observations, to be drawn in one or several parts.
+
+    :param rows: what the policy sees of B observations, float32, shape ``(B, n_words)``
+    :param odd: :func:`multipliers` of ``n_words``, on the same device
+    :param seed: another one gives other noise
+    :param size: numbers of a starting point, A
+    :return: source of float32 noise that depends on observations, seed and what was drawn from it before
+    """
+    rows, drawn = rows.detach(), 0
+    in_numpy = can_fuse(rows)
+    keys = row_keys(rows.numpy(), odd.numpy(), seed) if in_numpy else row_keys(rows, odd, seed)
+
+    def source(n: int) -> th.Tensor:
+        nonlocal drawn
+        first, drawn = drawn, drawn + math.ceil(n * size / 2)
+        numbers = keyed_normal(keys, first, n * size)
+        tensor = th.from_numpy(numbers.astype(np.float32)) if in_numpy else numbers.float()
+        return tensor.unflatten(1, (n, size))
+
+    return source
+
+
+def fresh_noise(rows: int, size: int, generator: th.Generator | None, device: th.device) -> NoiseSource:
+    """
+    New noise at every draw.
+
+    :param rows: observations B
+    :param size: numbers of a starting point, A
+    :param generator: generator on ``device``; None for torch's own
+    :param device: where the noise lives
+    :return: source of noise
+    """
+    return lambda n: th.randn(rows, n, size, generator=generator, device=device)
