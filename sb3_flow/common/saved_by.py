@@ -19,12 +19,11 @@ MARKS = {
     "policy_delay": "TD3",
     "exploration_fraction": "DQN",
     "n_delta": "ARS",
-    "_last_lstm_states": "RecurrentPPO",
     "clip_range": "PPO",
     "gae_lambda": "A2C",
 }
 # These have the attributes of PPO, SAC or DQN, and policies or rollout buffers of their own
-MODULES = {"maskable": "MaskablePPO", "qrdqn": "QRDQN", "crossq": "CrossQ"}
+MODULES = {"maskable": "MaskablePPO", "recurrent": "RecurrentPPO", "qrdqn": "QRDQN", "crossq": "CrossQ"}
 ALIKE = ({"PPO", "AsyncPPO"},)
 """Algorithms that open each other's files."""
 
@@ -55,7 +54,7 @@ def saved_by(path: Any) -> str | None:
     by_attribute = [name for mark, name in MARKS.items() if mark in data]
     found = next(iter([*by_module, *by_attribute]), None)
     users_own = not any(one[0] in ("stable_baselines3", "sb3_flow") for one in modules)
-    return None if found == "PPO" and users_own else found  # or MaskablePPO
+    return None if found == "PPO" and users_own else found  # or one of its kin
 
 
 def check_saved_by(algorithm: type, path: Any) -> None:
