@@ -49,7 +49,6 @@ WRONG_ON_POLICY = [
     ("max_grad_norm", -1),
     ("target_kl", NAN),
     ("n_epochs", -1),
-    ("n_epochs", 0),
     ("n_epochs", 1.5),
     ("batch_size", 0),
     ("batch_size", -1),

@@ -63,7 +63,7 @@ def check_numbers(model: Any) -> None:
     :raises ValueError: if one is not a number that could be meant
     """
     check_sizes(model.n_steps, model.batch_size)
-    check_whole(1, n_epochs=model.n_epochs)
+    check_whole(0, n_epochs=model.n_epochs)  # 0 to collect alone
     check_layers(model.policy_kwargs.get("net_arch"))
     check_number(
         learning_rate=model.learning_rate,

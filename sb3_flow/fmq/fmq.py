@@ -348,8 +348,8 @@ class FMQ(OfflineToOnlineAlgorithm):
         if self.reanchor_every is not None:
             check_whole(0, reanchor_every=self.reanchor_every)
         weights = {name: getattr(self, name) for name in ("eta", "beta", "distillation_weight", "diagonal_weight")}
-        check_number(**weights)
         check_minimum(0.0, **weights)
+        check_number(**weights)
         for name, known in (
             ("adaptive_radius", (True, False)),
             ("normalize_gradient", (True, False)),

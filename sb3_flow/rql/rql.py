@@ -257,8 +257,8 @@ class RQL(OfflineToOnlineAlgorithm):
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
-        check_number(alpha=self.alpha, rho=self.rho)
         check_minimum(0.0, alpha=self.alpha, rho=self.rho)
+        check_number(alpha=self.alpha, rho=self.rho)
         check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
