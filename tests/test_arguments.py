@@ -164,8 +164,8 @@ SEQUENCES = GROUPS | {
     "credit": Case("return_to_go"),
     "policy_loss": Case("gspo_token", credit="return_to_go"),
     "aggregation": Refused("episode"),
-    "clip_range": Case(0.001, n_epochs=10),
-    "length_scaled_clip": Case(False, clip_range=0.002, clip_range_high=0.002, n_epochs=10),
+    "clip_range": Case(0.9),
+    "length_scaled_clip": Case(False, clip_range=0.3),
     "batch_size": Case(24),
 }
 OFF_POLICY = ANY_MODEL | {
