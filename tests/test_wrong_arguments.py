@@ -339,6 +339,8 @@ def test_files_of_other_algorithms(saver, tmp_path):
         words = f"`{algorithm.__name__}.load` was given a file that {name} saved: {path}; `{name}.load` opens it"
         with pytest.raises(ValueError, match=re.escape(words)):
             algorithm.load(path)
+    with pytest.raises(ValueError, match=f"`FlowMapPolicy.load` was given a file that {name} saved"):
+        FlowMapPolicy.load(path)
     with open(path, "rb") as file, pytest.raises(ValueError, match=f"a file that {name} saved"):
         (FMQ if name == "RQL" else RQL).load(file)
 
@@ -347,12 +349,19 @@ def test_files_of_subclasses_and_policies_of_ones_own(tmp_path):
     class Mine(RQL):
         pass
 
+    class Entropic(PPO):
+        def __init__(self, *args, **kwargs):
+            self.target_entropy = self.flow_steps = 1.0
+            super().__init__(*args, **kwargs)
+
     class Masked(MaskablePPO.policy_aliases["MlpPolicy"]):
         pass
 
     small = {"policy_kwargs": {"net_arch": [4]}, "n_critics": 2, "buffer_size": 10}
     Mine("MlpPolicy", PointEnv(), **small).save(tmp_path / "mine")
     assert RQL.load(tmp_path / "mine").n_critics == Mine.load(str(tmp_path / "mine")).n_critics == 2
+    Entropic("MlpPolicy", walks(2, ACTION_SPACES["discrete"])).save(tmp_path / "entropic")
+    assert Entropic.load(tmp_path / "entropic").target_entropy == PPO.load(tmp_path / "entropic").target_entropy == 1.0
     MaskablePPO(Masked, walks(2, ACTION_SPACES["discrete"])).save(tmp_path / "masked")
     assert type(MaskablePPO.load(tmp_path / "masked").policy).__name__ == "Masked"
     memory = io.BytesIO()

@@ -16,6 +16,7 @@ from sb3_flow.common.actors import GenerativeActor, draw_seed
 from sb3_flow.common.backends import choose_backend
 from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import translate
+from sb3_flow.common.saved_by import refuse, saved_by
 from sb3_flow.flow import EnsembleMLP, TanhGELU
 from sb3_flow.flow.backend import compiled_networks, not_covered
 
@@ -192,7 +193,10 @@ class GenerativePolicy(ActingPolicy):
         :param path: of the file
         :param device: Device on which the policy should be loaded.
         :return: the policy
+        :raises ValueError: if an algorithm saved the file
         """
+        if found := saved_by(path):
+            refuse(cls, found[0], path)
         device = get_device(device)
         saved = th.load(path, map_location=device, weights_only=False)
         translate(saved["data"])
