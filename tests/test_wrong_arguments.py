@@ -270,6 +270,14 @@ def test_given_twice(algorithm, name, own, other, kwargs, tmp_path):
     assert getattr(loaded, name) == own and name not in getattr(loaded, kwargs)
 
 
+def test_files_in_which_an_argument_was_given_twice(tmp_path):
+    """From before it was refused: ``policy_kwargs`` had the last word."""
+    model = build(RQL, n_critics=3)
+    model.n_critics, model.policy_kwargs = 2, {"net_arch": [4], "n_critics": 3}
+    model.save(tmp_path / "model")
+    assert RQL.load(tmp_path / "model").n_critics == 3
+
+
 # ---------------------------------------------------------------------------------------------------------- unknown arguments
 
 

@@ -200,20 +200,21 @@ def warn_without_effect(owner: Any, **reasons: str | None) -> None:
             warnings.warn(f"`{name}` has no effect here: {reason}.")
 
 
-def check_given_once(model: Any, kwargs: str, arguments: Iterable[str]) -> None:
+def check_given_once(model: Any, kwargs: str, arguments: Iterable[str], loaded: bool = False) -> None:
     """
     What a constructor takes both itself and in a dictionary is its own: move it out of the dictionary.
 
     :param model: has the arguments of its constructor as attributes
     :param kwargs: name of the dictionary, e.g. ``policy_kwargs``
     :param arguments: names that both take
+    :param loaded: both come from an older file; the dictionary had the last word when it was saved
     :raises ValueError: if both give one, and differ
     """
     known, given = arguments_of(type(model)), dict(getattr(model, kwargs))
     for name in arguments:
         if name in given and name in known:
             value, own = given.pop(name), getattr(model, name)
-            if own not in (value, known[name].default):
+            if not loaded and own not in (value, known[name].default):
                 raise ValueError(f"`{name}` was given twice: {own!r}, and in `{kwargs}` {value!r}; once was expected.")
             setattr(model, name, value)
     setattr(model, kwargs, given)

@@ -247,14 +247,14 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
     def _setup_model(self) -> None:
         self._translate_old_names()
         restored, noise_seed = self.random_streams, self.noise_seed
-        check_given_once(self, "policy_kwargs", self._policy_arguments())
+        check_given_once(self, "policy_kwargs", self._policy_arguments(), loaded=restored is not None)
         self._check_arguments()
         user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
         if self.replay_buffer_class is None and self.n_steps == 1:
             self.replay_buffer_class = TrajectoryReplayBuffer
         if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
             names = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
-            check_given_once(self, "replay_buffer_kwargs", names)
+            check_given_once(self, "replay_buffer_kwargs", names, loaded=restored is not None)
             user_buffer_kwargs = self.replay_buffer_kwargs
             derived = {**{name: getattr(self, name) for name in names}, "window_rule": self.window_rule}
             self.replay_buffer_kwargs = {**derived, **user_buffer_kwargs}
