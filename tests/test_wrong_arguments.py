@@ -123,6 +123,13 @@ def test_values_of_the_policy(name, given):
         flow_map_policy(horizon_length=3, execution_horizon=1.5)
 
 
+@pytest.mark.parametrize("given", [{"eta": NAN}, {"rho": NAN}, {"completion": "x"}, {"beam_width": 1.5}], ids=str)
+def test_settings_of_the_search(given):
+    for algorithm in OFF_POLICY:
+        with pytest.raises(ValueError, match=f"`{next(iter(given))}` must be "):
+            build(algorithm, search=given)
+
+
 @pytest.mark.parametrize("algorithm", ALL)
 @pytest.mark.parametrize("given", [{"total_timesteps": NAN}, {"total_timesteps": -1}, {"log_interval": 0}], ids=str)
 def test_learn(algorithm, given):
@@ -285,7 +292,7 @@ def test_files_in_which_an_argument_was_given_twice(tmp_path):
 def test_unknown_policy_kwargs(algorithm):
     with pytest.raises(TypeError, match=rf"`policy_kwargs` of {algorithm.__name__}: .* `net_arhc`: did you mean `net_arch`\?"):
         build(algorithm, policy_kwargs={"net_arhc": [4]})
-    with pytest.raises(TypeError, match=rf"`policy_kwargs` of {algorithm.__name__}: .* `qqq`: it has activation_fn, "):
+    with pytest.raises(TypeError, match=rf"`policy_kwargs` of {algorithm.__name__}: .* `qqq`: it has .*net_arch, "):
         build(algorithm, policy_kwargs={"qqq": 1})
 
 
