@@ -1,5 +1,5 @@
 """
-Sphinx builds the documentation from this file, README.md and the docstrings: `make doc`.
+Sphinx builds the documentation from this file, README.md, docs/ and the docstrings: `make doc`.
 
 Each package has a page: what its `__all__` names, each thing under its shortest public name, and then what its modules define
 besides. Modules that come later are found by themselves.
@@ -73,9 +73,16 @@ def write_pages(app: Sphinx) -> None:
             # a module may be hidden behind a function of its name
             lines += [*heading(module, "-", getattr(package, one.name) is module), *described(module, own)]
         (source / f"{package.__name__}.rst").write_text("\n".join(lines))
-    readme = os.path.relpath(Path(app.confdir).parent / "README.md", source)
+    root = Path(app.confdir).parent
+    pages = sorted((root / "docs").glob("*.md"))
+    (source / "docs").mkdir(exist_ok=True)  # where README.md links to
+    for page in pages:
+        (source / "docs" / page.name).write_text(f"```{{include}} {os.path.relpath(page, source / 'docs')}\n```\n")
+    readme = os.path.relpath(root / "README.md", source)
+    guides = "\n".join(f"docs/{page.stem}" for page in pages)
     contents = "\n".join(package.__name__ for package in packages)
     front = f"```{{include}} {readme}\n:relative-images:\n```\n"
+    front += f"\n```{{toctree}}\n:hidden:\n\n{guides}\n```\n"
     reference = f"```{{toctree}}\n:hidden:\n:caption: Reference\n\n{contents}\n```\n"
     (source / "index.md").write_text(f"{front}\n{reference}")
 

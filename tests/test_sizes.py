@@ -31,8 +31,8 @@ def test_minibatches_of_no_rows_are_refused_later(algorithm, options, given):
         model.learn(8)
 
 
-@pytest.mark.parametrize("net_arch", [[], [0], {"pi": [3, 0], "vf": [0, 3]}], ids=str)
-def test_layers_without_outputs_are_computed_as_in_torch(net_arch):
+@pytest.mark.parametrize("net_arch", [[], {"pi": [], "vf": [3]}, {"pi": [3], "vf": []}], ids=str)
+def test_networks_without_hidden_layers_are_computed_as_in_torch(net_arch):
     model = PPO("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"net_arch": net_arch}, backend="native")
     model.learn(32)
     observations = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)

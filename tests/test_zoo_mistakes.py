@@ -89,7 +89,7 @@ def test_missing_gpu(tmp_path, monkeypatch):
 def test_unknown_hyperparameter_and_no_model(tmp_path):
     params = ["-params", "alhpa:1.0"]
     message = mistake("train", "--algo", "rql", "--env", "Pendulum-v1", "-f", tmp_path, *params)
-    assert message == "error: RQL.__init__() got an unexpected keyword argument 'alhpa'"
+    assert message == "error: RQL has no argument `alhpa`: did you mean `alpha`?"
     message = mistake("enjoy", "--algo", "rql", "--env", "Pendulum-v1")
     assert "there is no model of rql for Pendulum-v1" in message and "`-f logs`" in message
 

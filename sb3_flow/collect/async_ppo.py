@@ -26,7 +26,7 @@ from sb3_flow.collect.environments import (
 from sb3_flow.collect.replay import Replay
 from sb3_flow.collect.slots import RolloutSpec
 from sb3_flow.collect.worker import RandomState, random_state, set_random_state
-from sb3_flow.common.checks import check_choice, check_minimum
+from sb3_flow.common.checks import check_choice, check_known, check_number, check_whole, warn_without_effect
 from sb3_flow.common.rollouts import EstimatedRollouts
 from sb3_flow.ppo import PPO
 
@@ -68,7 +68,8 @@ class AsyncPPO(PPO):
     :param env: as for PPO, or a function without arguments that makes it
     :param mode: "lockstep", "free" or "sync"
     :param max_policy_lag: of "free", in updates
-    :param n_slots: rollouts in shared memory, at least 2: one is learned from, the others are ahead
+    :param n_slots: rollouts in shared memory, at least 2: one is learned from, the others are ahead (in mode "free"; in the
+        others at most one is)
     :param collector_timeout: seconds without a single step of the environments (or for their reset) after which the collector
         is killed and an error raised
     :param learner_threads: torch threads of this process during ``learn``, None to leave them. The collector has one. More
@@ -89,15 +90,22 @@ class AsyncPPO(PPO):
         advantage: str = "vtrace",
         **kwargs: Any,
     ):
+        check_known(type(self), kwargs)
         check_choice(MODES, mode=mode)
         check_choice(("vtrace", "gae"), advantage=advantage)
-        check_minimum(0, max_policy_lag=max_policy_lag)
-        check_minimum(2, n_slots=n_slots)
+        check_whole(0, max_policy_lag=max_policy_lag)
+        check_whole(2, n_slots=n_slots)
+        check_whole(1, learner_threads=1 if learner_threads is None else learner_threads)
+        check_number(collector_timeout=collector_timeout)
+        if not collector_timeout > 0:
+            raise ValueError(f"`collector_timeout` must be above 0, but {collector_timeout} was given.")
         self.mode, self.max_policy_lag, self.n_slots = mode, max_policy_lag, n_slots
         self.collector_timeout, self.learner_threads = collector_timeout, learner_threads
         self.policy_version = 0  # updates so far
         self.dropped_rollouts = 0
         self.rollout_versions = np.empty(0, dtype=np.int64)  # of the policy that acted, at each step of the present rollout
+        ahead = None if mode == "free" else f'`mode` is "{mode}", which does not run ahead; "free" does'
+        warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
         self._collector: Collector | None = None
         self._collector_settings: tuple[Any, ...] = ()
         kwargs |= {"advantage": advantage}

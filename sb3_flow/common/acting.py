@@ -6,7 +6,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_flow.common.actors import GenerativeActor, batch_size_of
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_choice, check_number, check_whole
 from sb3_flow.common.chunking import ChunkedPolicy
 from sb3_flow.flow import AverageVelocity, Critic, beam_search, best_of_n
 
@@ -84,8 +84,10 @@ class ActingPolicy(ChunkedPolicy):
         unknown = sorted(set(search) - set(self.SEARCH))
         if unknown:
             raise ValueError(f"`search` knows {sorted(self.SEARCH)}, but {unknown} was given.")
-        check_minimum(1, **{name: search[name] for name in ("beam_width", "branches") if name in search})
-        check_minimum(0, iterations=search.get("iterations", 0))
+        check_whole(1, **{name: search[name] for name in ("beam_width", "branches") if name in search})
+        check_whole(0, iterations=search.get("iterations", 0))
+        check_number(eta=search.get("eta"), rho=search.get("rho"))
+        check_choice(("diagonal", "average"), completion=search.get("completion", "diagonal"))
         self.acting_mode = mode
         self.search = {**self.search, **search}
 

@@ -16,10 +16,13 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from stable_baselines3.common import callbacks
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
+
+from sb3_flow.common.saved_by import check_saved_by
 
 try:
     import fcntl
@@ -108,6 +111,21 @@ class AtomicSaves(BaseAlgorithm):
         :param include: name of parameters that might be excluded but should be included anyway
         """
         write_atomically(path, "zip", lambda target: super(AtomicSaves, self).save(target, exclude, include))
+
+    @classmethod
+    def load(cls, path: str | Path | io.BufferedIOBase, env: GymEnv | None = None, *arguments: Any, **options: Any) -> Self:
+        """
+        Load the model from a zip-file, see ``BaseAlgorithm.load``.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on
+        :param arguments: what ``BaseAlgorithm.load`` takes besides
+        :param options: the same by name, and arguments of the constructor to change
+        :return: new model instance with loaded parameters
+        :raises ValueError: if another algorithm saved the file
+        """
+        check_saved_by(cls, path)
+        return super().load(path, env, *arguments, **options)
 
 
 class CheckpointCallback(callbacks.CheckpointCallback):

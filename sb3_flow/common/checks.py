@@ -1,6 +1,12 @@
 """Checks of arguments and of numbers; each error names what it is about, what was given and what was expected."""
 
+import difflib
+import inspect
 import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,8 +19,37 @@ def check_minimum(minimum: float, **arguments: float) -> None:
     :raises ValueError: if one is smaller, or not a number
     """
     for name, given in arguments.items():
-        if not given >= minimum:
+        try:
+            enough = bool(given >= minimum)
+        except TypeError:  # not a number at all
+            enough = False
+        if not enough:
             raise ValueError(f"`{name}` must be at least {minimum}, but {given} was given.")
+
+
+def check_whole(minimum: int, **arguments: Any) -> None:
+    """
+    :param minimum: the least allowed value
+    :param arguments: values by argument name; a float like 1e6 is a whole number, too
+    :raises ValueError: if one is not a whole number, or smaller
+    """
+    for name, given in arguments.items():
+        if not _is_finite(given) or int(given) != given:
+            raise ValueError(f"`{name}` must be a whole number, but {given!r} was given.")
+        check_minimum(minimum, **{name: given})
+
+
+def check_layers(net_arch: Any) -> None:
+    """
+    :param net_arch: sizes of layers, in lists and dictionaries of any depth; None is passed over
+    :raises ValueError: if a layer has no units, for which nothing would depend on the observation
+    """
+    parts = net_arch.values() if isinstance(net_arch, dict) else net_arch if isinstance(net_arch, list | tuple) else ()
+    for part in parts:
+        if isinstance(part, dict | list | tuple):
+            check_layers(part)
+        elif not _is_finite(part) or int(part) != part or part < 1:
+            raise ValueError(f"`net_arch` must be made of whole numbers of at least 1, but {net_arch} was given.")
 
 
 def check_fraction(**arguments: float) -> None:
@@ -23,7 +58,7 @@ def check_fraction(**arguments: float) -> None:
     :raises ValueError: if one is not in [0, 1]
     """
     for name, given in arguments.items():
-        if not 0.0 <= given <= 1.0:
+        if not _is_finite(given) or not 0.0 <= given <= 1.0:
             raise ValueError(f"`{name}` must be in [0, 1], but {given} was given.")
 
 
@@ -36,6 +71,20 @@ def check_number(where: str = "", **arguments: Any) -> None:
     for name, given in arguments.items():
         if given is not None and not callable(given) and not _is_finite(given):
             raise ValueError(f"`{name}` must be a finite number, but {given!r} was given{where}.")
+
+
+def check_scheduled(progress: float, **arguments: float | None) -> None:
+    """
+    :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond it; what schedules return there is
+        left alone
+    :param arguments: what schedules returned now, by argument name
+    :raises ValueError: if one is not a finite number, or negative
+    """
+    when = f" by its schedule at a remaining progress of {progress}"
+    check_number(when, **arguments)
+    for name, given in arguments.items():
+        if given is not None and given < 0 <= progress:
+            raise ValueError(f"`{name}` must be at least 0, but {given} was given{when}.")
 
 
 def _is_finite(given: Any) -> bool:
@@ -66,3 +115,106 @@ def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
         if given not in choices:
             expected = ", ".join(map(repr, choices))
             raise ValueError(f"`{name}` must be one of {expected}, but {given!r} was given.")
+
+
+def check_learning(total_timesteps: float, log_interval: int | None) -> None:
+    """
+    :param total_timesteps: of ``learn``
+    :param log_interval: of ``learn`` or ``learn_offline``; None for no log
+    :raises ValueError: if one is not a number that could be meant
+    """
+    check_minimum(0, total_timesteps=total_timesteps)
+    if log_interval is not None:
+        check_whole(1, log_interval=log_interval)
+
+
+def arguments_of(owner: type) -> dict[str, inspect.Parameter]:
+    """:return: what the constructor of a class takes by name, also through its ``**kwargs``"""
+    found: dict[str, inspect.Parameter] = {}
+    for one in owner.__mro__:
+        if "__init__" in vars(one):
+            parameters = list(inspect.signature(vars(one)["__init__"]).parameters.values())[1:]
+            by_name = [given for given in parameters if given.kind in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY)]
+            found = {**{given.name: given for given in by_name}, **found}
+            if not any(given.kind is given.VAR_KEYWORD for given in parameters):
+                break
+    return found
+
+
+def unknown_argument(where: str, name: str, known: Iterable[str]) -> TypeError:
+    """
+    :param where: what has no such argument
+    :param name: the argument
+    :param known: those that it has
+    :return: the error, with the nearest one
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(known)}."
+    return TypeError(f"{where} has no argument `{name}`: {hint}")
+
+
+def check_known(owner: type, given: Iterable[str], besides: Iterable[str] = ()) -> None:
+    """
+    :param owner: the class that the user called
+    :param given: names of arguments
+    :param besides: names that are arguments, too
+    :raises TypeError: with the nearest name, if the class has no such argument
+    """
+    known = {*arguments_of(owner), *besides}
+    for name in given:
+        if name not in known:
+            raise unknown_argument(owner.__name__, name, {one for one in known if not one.startswith("_")})
+
+
+@contextmanager
+def naming_policy_arguments(model: Any) -> Iterator[None]:
+    """
+    Say which class was called and which argument was meant if its policy does not know one. Only if the policy refuses it:
+    a policy may take arguments that its signature does not show.
+
+    :param model: whose policy is built meanwhile
+    :raises TypeError: with the nearest name
+    """
+    try:
+        yield
+    except TypeError as error:
+        refused = re.search(r"(?:unexpected keyword|no) argument ['`](\w+)['`]", str(error))
+        known = {*arguments_of(model.policy_class)} - {"observation_space", "action_space", "lr_schedule"}
+        if refused and refused[1] in model.policy_kwargs and refused[1] not in known:
+            where = f"`policy_kwargs` of {type(model).__name__}: {model.policy_class.__name__}"
+            raise unknown_argument(where, refused[1], known) from error
+        raise
+
+
+def warn_without_effect(owner: Any, **reasons: str | None) -> None:
+    """
+    Warn of arguments that were given though they change nothing beside the others.
+
+    :param owner: has the arguments of its constructor as attributes
+    :param reasons: by argument name why it has no effect, None if it has one
+    """
+    known = arguments_of(type(owner))
+    for name, reason in reasons.items():
+        if reason is not None and name in known and getattr(owner, name) != known[name].default:
+            warnings.warn(f"`{name}` has no effect here: {reason}.")
+
+
+def check_given_once(model: Any, kwargs: str, arguments: Iterable[str], loaded: bool = False) -> None:
+    """
+    What a constructor takes both itself and in a dictionary is its own: move it out of the dictionary.
+
+    :param model: has the arguments of its constructor as attributes
+    :param kwargs: name of the dictionary, e.g. ``policy_kwargs``
+    :param arguments: names that both take
+    :param loaded: both come from an older file; the dictionary had the last word when it was saved
+    :raises ValueError: if both give one, and differ
+    """
+    known, given = arguments_of(type(model)), dict(getattr(model, kwargs))
+    for name in arguments:
+        if name in given and name in known:
+            value, own = given.pop(name), getattr(model, name)
+            if not loaded and own not in (value, known[name].default):
+                raise ValueError(f"`{name}` was given twice: {own!r}, and in `{kwargs}` {value!r}; once was expected.")
+            setattr(model, name, value)
+    setattr(model, kwargs, given)

@@ -32,7 +32,7 @@ class ChunkedPolicy(BasePolicy):
 
     def set_execution_horizon(self, steps: int | None) -> None:
         """:param steps: actions of a chunk to execute before the next decision, ``None`` for all of them"""
-        if steps is not None and not 1 <= steps <= self.horizon_length:
+        if steps is not None and steps not in range(1, self.horizon_length + 1):
             raise ValueError(
                 f"`execution_horizon` must be from 1 to `horizon_length={self.horizon_length}`, but {steps} was given."
             )

@@ -1,8 +1,9 @@
 """The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
 
+import warnings
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch as th
@@ -10,10 +11,12 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves
+from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.finite import decide
 from sb3_flow.common.gradient_steps import unchecked_distributions
@@ -58,6 +61,27 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     def whole_episodes(self) -> bool:
         """Whether rollouts are whole episodes: peers can be compared over nothing less."""
         return self.advantage == "group"
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        *arguments: Any,
+        **options: Any,
+    ) -> Self:
+        """
+        Learn for so many environment steps.
+
+        :param total_timesteps: environment steps to train on
+        :param callback: callback(s) called at every step
+        :param log_interval: rollouts between two log lines, None for none
+        :param arguments: what SB3's (sb3-contrib's) ``learn`` takes besides
+        :param options: the same by name
+        :return: the trained model
+        """
+        check_learning(total_timesteps, log_interval)
+        return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
 
     def collect_rollouts(  # type: ignore[override]
         self,
@@ -143,6 +167,11 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             if alive is not None:
                 alive &= ~dones
 
+        if alive is not None and alive.all():
+            warnings.warn(
+                f"No episode ended within `n_steps={n_rollout_steps}` steps: all were cut off there, and are compared by "
+                "their beginnings. For whole episodes `n_steps` must be the environments' time limit."
+            )
         if rollout_buffer.pos < rollout_buffer.buffer_size:
             rollout_buffer.shorten()
         with th.no_grad():

@@ -10,7 +10,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import configure_logger
 
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_learning, check_whole
 from sb3_flow.common.evaluate import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
@@ -100,7 +100,10 @@ class OfflinePhase(PersistentAlgorithm):
         :return: the model
         :raises ValueError: if the dataset does not fit the model; the model is unchanged then
         """
-        check_minimum(0, gradient_steps=gradient_steps)
+        check_whole(0, gradient_steps=gradient_steps)
+        check_learning(gradient_steps, log_interval)
+        if eval_env is not None:
+            check_whole(1, eval_freq=eval_freq, n_eval_episodes=n_eval_episodes)
         dataset = self.set_offline_dataset(dataset)
         without_env = self.env is None
         if without_env:

@@ -19,7 +19,16 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
-from sb3_flow.common.checks import check_fraction, check_minimum
+from sb3_flow.common.checks import (
+    check_fraction,
+    check_given_once,
+    check_learning,
+    check_minimum,
+    check_number,
+    check_scheduled,
+    check_whole,
+    naming_policy_arguments,
+)
 from sb3_flow.common.chunking import ChunkedPolicy, ChunkState, next_actions
 from sb3_flow.common.generators import RandomStreams
 from sb3_flow.common.metrics import MetricSums
@@ -188,7 +197,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         """Called when the online phase begins or goes on, before its first step."""
 
     def _policy_arguments(self) -> dict[str, Any]:
-        """Arguments of this algorithm that its policy needs as well; ``policy_kwargs`` has the last word."""
+        """Arguments of this algorithm that its policy needs as well; given once, here or in ``policy_kwargs``."""
         names = ("horizon_length", "acting_mode", "search", "backend")
         return {"noise_seed": self.noise_seed or 0, **{name: getattr(self, name) for name in names}}
 
@@ -238,17 +247,21 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
     def _setup_model(self) -> None:
         self._translate_old_names()
         restored, noise_seed = self.random_streams, self.noise_seed
+        check_given_once(self, "policy_kwargs", self._policy_arguments(), loaded=restored is not None)
         self._check_arguments()
         user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
         if self.replay_buffer_class is None and self.n_steps == 1:
             self.replay_buffer_class = TrajectoryReplayBuffer
         if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
-            derived = {name: getattr(self, name) for name in ("horizon_length", "gamma", "sampling", "storage")}
-            derived = {**derived, "offline_fraction": self.offline_fraction, "window_rule": self.window_rule}
+            names = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
+            check_given_once(self, "replay_buffer_kwargs", names, loaded=restored is not None)
+            user_buffer_kwargs = self.replay_buffer_kwargs
+            derived = {**{name: getattr(self, name) for name in names}, "window_rule": self.window_rule}
             self.replay_buffer_kwargs = {**derived, **user_buffer_kwargs}
         self.policy_kwargs = {**self._policy_arguments(), **user_policy_kwargs}
         try:
-            super()._setup_model()
+            with naming_policy_arguments(self):
+                super()._setup_model()
         finally:
             # what the user gave is what is saved
             self.policy_kwargs = user_policy_kwargs
@@ -267,8 +280,13 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
 
     def _check_arguments(self) -> None:
         name = type(self).__name__
-        check_minimum(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
-        check_minimum(0, offline_steps=self.offline_steps)
+        check_whole(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
+        check_whole(1, buffer_size=self.buffer_size, n_steps=self.n_steps)
+        check_whole(0, offline_steps=self.offline_steps, learning_starts=self.learning_starts)
+        check_whole(-1, gradient_steps=self.gradient_steps)
+        if not callable(self.learning_rate):
+            check_number(learning_rate=self.learning_rate)
+            check_minimum(0.0, learning_rate=self.learning_rate)
         check_fraction(tau=self.tau, gamma=self.gamma)
         if "noise_seed" in self.policy_kwargs:
             raise ValueError("`noise_seed` is not for `policy_kwargs`: it follows from the model's `seed`.")
@@ -305,6 +323,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
         """
+        check_learning(total_timesteps, log_interval)
         remaining = max(0, self.offline_steps - self.offline_updates)
         if remaining > 0:
             if self.offline_dataset is None:
@@ -383,10 +402,11 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         :param batch_size: windows per step
         """
         assert self.random_streams is not None
-        check_minimum(1, batch_size=batch_size)
+        check_whole(1, batch_size=batch_size)
         self._hand_out()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.optimizers)
+        check_scheduled(self._current_progress_remaining, learning_rate=self.optimizers[0].param_groups[0]["lr"])
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
             return  # `learning_starts` is over before the first chunk is
         for _ in range(gradient_steps):

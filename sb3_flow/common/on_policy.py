@@ -11,7 +11,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.backends import choose_backend, requested_backend
-from sb3_flow.common.checks import check_number
+from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
 from sb3_flow.common.collection import stack_observations
 from sb3_flow.common.estimators import Estimator
 from sb3_flow.common.finite import check_pass
@@ -19,7 +19,7 @@ from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations, unche
 from sb3_flow.common.groups import Groups
 from sb3_flow.common.native_choice import linear_layers, not_covered, torch_is_faster
 from sb3_flow.common.on_policy_persistence import PersistentOnPolicy
-from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers, check_sizes
+from sb3_flow.common.policy_gradient_arguments import check_choices, check_numbers, check_sizes, warn_of_idle_arguments
 from sb3_flow.common.reference import kl_divergence, make_reference
 from sb3_flow.common.rollouts import AT_ONCE, FinalObservation, Minibatch, give_estimates
 from sb3_flow.kernels.objectives import describe_objective
@@ -86,10 +86,12 @@ class PolicyGradient(PersistentOnPolicy):
     def _setup_model(self) -> None:
         self._check_choices()  # once more: `load` sets attributes
         check_numbers(self)
+        warn_of_idle_arguments(self)
         if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
         generator = self._actions_generator  # of a loaded model, which goes on with its own
-        super()._setup_model()
+        with naming_policy_arguments(self):
+            super()._setup_model()
         self._actions_generator = generator or self._actions_generator
         if self.clip_range_high is not None:
             self.clip_range_high = FloatSchedule(self.clip_range_high)
@@ -161,8 +163,7 @@ class PolicyGradient(PersistentOnPolicy):
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        when = f" by its schedule at a remaining progress of {self._current_progress_remaining}"
-        check_number(when, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
+        check_scheduled(self._current_progress_remaining, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
         clip = self._clip_ranges()
         buffer = self.rollout_buffer
         # V-trace is GAE until the policy has moved, so there is something to correct from the second epoch on
@@ -313,9 +314,7 @@ class PolicyGradient(PersistentOnPolicy):
         for name, factor in (("clip_range", scale), ("clip_range_high", scale), ("clip_range_vf", 1.0)):
             schedule = getattr(self, name)
             ranges[name] = None if schedule is None else factor * schedule(self._current_progress_remaining)
-            check_number(
-                f" by its schedule at a remaining progress of {self._current_progress_remaining}", **{name: ranges[name]}
-            )
+        check_scheduled(self._current_progress_remaining, **ranges)
         return ranges
 
     def _actions(self, data: Any) -> th.Tensor:

@@ -14,8 +14,9 @@ from torch import nn
 from sb3_flow.common.acting import ActingPolicy
 from sb3_flow.common.actors import GenerativeActor, draw_seed
 from sb3_flow.common.backends import choose_backend
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import translate
+from sb3_flow.common.saved_by import refuse, saved_by
 from sb3_flow.flow import EnsembleMLP, TanhGELU
 from sb3_flow.flow.backend import compiled_networks, not_covered
 
@@ -129,6 +130,9 @@ class GenerativePolicy(ActingPolicy):
             normalize_images=normalize_images,
             squash_output=True,
         )
+        check_whole(1, horizon_length=horizon_length, n_candidates=n_candidates)
+        check_whole(0, n_critics=n_critics)
+        check_layers(net_arch)
         self.horizon_length = horizon_length
         self.set_execution_horizon(execution_horizon)
         self.n_critics = n_critics
@@ -139,8 +143,6 @@ class GenerativePolicy(ActingPolicy):
         self.activation_fn = activation_fn
         self.share_features_extractor = share_features_extractor
         self.backend = backend
-        check_minimum(1, horizon_length=horizon_length, n_candidates=n_candidates)
-        check_minimum(0, n_critics=n_critics)
         self.set_acting_mode(acting_mode, **(search or {}))
 
     def _actor_arguments(self) -> dict[str, Any]:
@@ -191,7 +193,10 @@ class GenerativePolicy(ActingPolicy):
         :param path: of the file
         :param device: Device on which the policy should be loaded.
         :return: the policy
+        :raises ValueError: if an algorithm saved the file
         """
+        if found := saved_by(path):
+            refuse(cls, found[0], path)
         device = get_device(device)
         saved = th.load(path, map_location=device, weights_only=False)
         translate(saved["data"])

@@ -4,7 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from sb3_flow.common.checks import check_choice, check_fraction, check_minimum, check_number
+from sb3_flow.common.checks import (
+    check_choice,
+    check_fraction,
+    check_layers,
+    check_minimum,
+    check_number,
+    check_whole,
+    warn_without_effect,
+)
 from sb3_flow.common.estimators import KINDS
 
 POLICY_LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
@@ -46,7 +54,7 @@ def check_sizes(n_steps: int | None, batch_size: int | None) -> None:
     :raises ValueError: if one is given and not at least 1
     """
     sizes = {"n_steps": n_steps, "batch_size": batch_size}
-    check_minimum(1, **{name: given for name, given in sizes.items() if given is not None})
+    check_whole(1, **{name: given for name, given in sizes.items() if given is not None})
 
 
 def check_numbers(model: Any) -> None:
@@ -55,6 +63,8 @@ def check_numbers(model: Any) -> None:
     :raises ValueError: if one is not a number that could be meant
     """
     check_sizes(model.n_steps, model.batch_size)
+    check_whole(0, n_epochs=model.n_epochs)  # 0 to collect alone
+    check_layers(model.policy_kwargs.get("net_arch"))
     check_number(
         learning_rate=model.learning_rate,
         clip_range=model.clip_range,
@@ -62,7 +72,26 @@ def check_numbers(model: Any) -> None:
         ent_coef=model.ent_coef,
         vf_coef=model.vf_coef,
     )
+    not_negative = ("learning_rate", "clip_range", "clip_range_high", "vf_coef")
+    numbers = {name: getattr(model, name) for name in not_negative}
+    check_minimum(0.0, **{name: given for name, given in numbers.items() if given is not None and not callable(given)})
     check_fraction(gamma=model.gamma, gae_lambda=model.gae_lambda)
     check_minimum(0.0, max_grad_norm=model.max_grad_norm)  # infinity: gradients are not clipped
     if model.target_kl is not None:
         check_minimum(0.0, target_kl=model.target_kl)
+
+
+def warn_of_idle_arguments(model: Any) -> None:
+    """
+    Warn of arguments of ours that have no effect beside the others.
+
+    :param model: with the arguments that the classes add to SB3's
+    """
+    vtrace, decoupled = model.advantage == "vtrace", model.policy_loss == "decoupled"
+    warn_without_effect(
+        model,
+        dual_clip=None if model.policy_loss == "dual_clip" else f'`policy_loss` is "{model.policy_loss}", not "dual_clip"',
+        rho_bar=None if vtrace or decoupled else 'neither is `advantage` "vtrace" nor `policy_loss` "decoupled"',
+        c_bar=None if vtrace else f'`advantage` is "{model.advantage}", not "vtrace"',
+        reference_policy=None if model.kl_coef > 0 else "`kl_coef` is 0",
+    )

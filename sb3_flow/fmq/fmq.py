@@ -8,7 +8,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.common.targets import MovingAverage
 from sb3_flow.data import ChunkSamples, OfflineDataset
@@ -53,7 +53,8 @@ class FMQ(OfflineToOnlineAlgorithm):
     :param distillation: self-distillation loss of the offline phase, ``"mf"``, ``"lsd"`` or ``"psd"``, see
         :class:`FlowMapPolicy` (as for ``lsd_gradient``, ``warmup_steps``, ``anneal_end_step`` and ``n_sampling_steps``)
     :param online_rule: ``"fmq"``; or ``"bc"``, which goes on as offline, without guidance: best of n with imitation (MVP)
-    :param eta: radius of the ball, in velocity; the base of the adaptive one only with ``radius="published"``
+    :param eta: radius of the ball, in velocity; the base of the adaptive one only with ``radius="published"``: by default it
+        has no effect, and giving it is a warning
     :param adaptive_radius: shrink the radius where the critics disagree (Eq. 13)
     :param beta: how much it shrinks
     :param radius: numerator of the adaptive radius: ``"released"`` has 1, ``"published"`` eta
@@ -343,19 +344,26 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
-        check_minimum(1, n_candidates=self.n_candidates)
+        check_whole(1, n_candidates=self.n_candidates)
+        if self.reanchor_every is not None:
+            check_whole(0, reanchor_every=self.reanchor_every)
         weights = {name: getattr(self, name) for name in ("eta", "beta", "distillation_weight", "diagonal_weight")}
-        check_minimum(0.0, warmup_steps=self.warmup_steps, **weights)
+        check_minimum(0.0, **weights)
+        check_number(**weights)
         for name, known in (
+            ("adaptive_radius", (True, False)),
+            ("normalize_gradient", (True, False)),
             ("online_rule", ("fmq", "bc")),
             ("q_aggregation", ("mean", "min")),
             ("radius", ("released", "published")),
             ("guidance_critic", ("first", "min", "mean")),
             ("guidance_at", ("anchor", "actor")),
-            ("lsd_gradient", ("jump", "diagonal")),
         ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"`{name}` must be one of {known}, but {getattr(self, name)!r} was given.")
+            check_choice(known, **{name: getattr(self, name)})
+        constant = None if self.adaptive_radius else "`adaptive_radius` is False: the radius is `eta`"
+        released = 'the adaptive radius of `radius="released"` has 1 in its place; `radius="published"` has `eta`'
+        eta = released if self.adaptive_radius and self.radius == "released" else None
+        warn_without_effect(self, eta=eta, beta=constant, radius=constant)
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -9,7 +9,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
 from sb3_flow.common.actors import GenerativeActor
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_choice, check_known, check_whole, warn_without_effect
 from sb3_flow.common.metrics import MetricSums
 from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
 from sb3_flow.common.spaces import channels_first
@@ -143,16 +143,21 @@ class FlowMapPolicy(GenerativePolicy):
         anneal_end_step: int = 50_000,
         **kwargs: Any,
     ) -> None:
+        check_known(type(self), kwargs)
         if acting_mode is None:
             acting_mode = "best_of_n" if n_critics else "sample"
         super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
-        if distillation not in DISTILLATIONS:
-            raise ValueError(f"`distillation` must be one of {DISTILLATIONS}, but {distillation!r} was given.")
-        check_minimum(1, n_sampling_steps=n_sampling_steps)
+        check_choice(DISTILLATIONS, distillation=distillation)
+        check_choice(("min", "mean", "first"), q_aggregation=q_aggregation)
+        check_choice(("jump", "diagonal"), lsd_gradient=lsd_gradient)
+        check_whole(0, warmup_steps=warmup_steps, anneal_end_step=anneal_end_step)
+        check_whole(1, n_sampling_steps=n_sampling_steps)
         self.fourier_dim = fourier_dim
         self.q_aggregation = q_aggregation
         self.distillation = distillation
         self.lsd_gradient = lsd_gradient
+        unused = None if distillation == "lsd" else f'`distillation` is "{distillation}", not "lsd"'
+        warn_without_effect(self, lsd_gradient=unused)
         self.warmup_steps = warmup_steps
         self.anneal_end_step = anneal_end_step
         self.n_sampling_steps = n_sampling_steps
@@ -266,8 +271,8 @@ class FlowMapPolicy(GenerativePolicy):
         :raises ValueError: if the dataset does not fit the policy, or ``batch_size`` is not at least 1
         :raises FloatingPointError: if the loss is not finite
         """
-        check_minimum(1, batch_size=batch_size)
-        check_minimum(0, gradient_steps=gradient_steps)
+        check_whole(1, batch_size=batch_size)
+        check_whole(0, gradient_steps=gradient_steps)
         buffer = TrajectoryReplayBuffer(
             *(1, self.observation_space, self.action_space, self.device),
             horizon_length=self.horizon_length,

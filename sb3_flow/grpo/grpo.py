@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_minimum
+from sb3_flow.common.checks import check_choice, check_whole, warn_without_effect
 from sb3_flow.common.grouped import check_groups, group_starts
 from sb3_flow.common.groups import AGGREGATIONS, BASELINES, CREDITS, SCALES, Groups
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -39,8 +39,8 @@ class GRPO(PPO):
     Arguments that are not listed are those of :class:`sb3_flow.PPO`; ``gae_lambda`` and ``clip_range_vf`` have no effect
     without a critic and are there so that a script for PPO runs.
 
-    :param n_steps: longest episode, in steps; a longer one is cut off there
-    :param gamma: discount factor of the returns that are compared
+    :param n_steps: longest episode, in steps; a longer one is cut off there, with a warning if all of a rollout are
+    :param gamma: discount factor of the returns that are compared; those of ``credit="outcome"`` and "process" have none
     :param vf_coef: weight of the value loss, with ``baseline="critic"`` only
     :param group_size: G, members of a group, at least 2; must divide the number of environments
     :param group_by: "start" (the members of a group share the start, which needs the wrapper) or "none" (all environments
@@ -151,7 +151,7 @@ class GRPO(PPO):
             )
 
     def _check_options(self) -> None:
-        check_minimum(2, group_size=self.group_size)
+        check_whole(2, group_size=self.group_size)
         check_choice(("start", "none"), group_by=self.group_by)
         check_choice(CREDITS, credit=self.credit)
         check_choice(BASELINES, baseline=self.baseline)
@@ -170,6 +170,10 @@ class GRPO(PPO):
         critic = getattr(self.policy_class, "has_critic", True)
         if self.baseline == "critic" and not critic:
             raise ValueError(f'`baseline` is "critic", but {self.policy_class.__name__} has no value function.')
+        apart = '`group_by` is "none"' if self.group_by == "none" else None
+        process = '`credit` "process" has a baseline and a scale of its own' if self.credit == "process" else None
+        unscaled = '`scale` is "none"' if self.scale == "none" and self.credit != "process" else None
+        warn_without_effect(self, group_size=apart, shared_noise=apart, baseline=process, scale=process, ddof=unscaled)
 
     def _setup_model(self) -> None:
         self._check_options()  # here, since `load` sets attributes too

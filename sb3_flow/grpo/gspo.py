@@ -4,7 +4,7 @@ from typing import Any
 
 from stable_baselines3.common.type_aliases import Schedule
 
-from sb3_flow.common.checks import check_choice
+from sb3_flow.common.checks import check_choice, check_known
 from sb3_flow.grpo.grpo import GRPO
 
 
@@ -35,6 +35,7 @@ class GSPO(GRPO):
         length_scaled_clip: bool = True,
         **kwargs: Any,
     ):
+        check_known(type(self), kwargs)
         check_choice(("gspo", "gspo_token"), policy_loss=policy_loss)
         self.length_scaled_clip = length_scaled_clip
         kwargs |= {"credit": credit, "policy_loss": policy_loss, "clip_range_high": clip_range_high}

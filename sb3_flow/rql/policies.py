@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
 from sb3_flow.common.acting import ActingPolicy
 from sb3_flow.common.actors import GenerativeActor
-from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.checks import check_known, check_whole
 from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
 from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, euler_forward
 
@@ -109,8 +109,9 @@ class RQLPolicy(GenerativePolicy):
         acting_mode: str = "zero",
         **kwargs: Any,
     ) -> None:
+        check_known(type(self), kwargs)
         super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
-        check_minimum(1, flow_steps=flow_steps, n_critics=n_critics)
+        check_whole(1, flow_steps=flow_steps, n_critics=n_critics)
         self.flow_steps = flow_steps
         self._build(lr_schedule)
         self.actor_ema = self._frozen_actor()

@@ -8,7 +8,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.common.checks import check_fraction, check_minimum
+from sb3_flow.common.checks import check_fraction, check_minimum, check_number, check_whole
 from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.common.targets import MovingAverage
 from sb3_flow.data import ChunkSamples, OfflineDataset
@@ -49,7 +49,7 @@ class RQL(OfflineToOnlineAlgorithm):
     :param alpha: weight of flow matching (behaviour cloning) against the value term; the parameter to tune, in the
         order of the values' scale (published: 0.1 to 10)
     :param expectile: kappa of the value loss; above 0.5 the value leans towards the best noise (published: 0.5 to 0.9)
-    :param n_critics: K, members of the value ensemble (``policy_kwargs`` may give it too); results drop below 5
+    :param n_critics: K, members of the value ensemble (or in ``policy_kwargs``, as SB3 has it); results drop below 5
     :param rho: pessimism, standard deviations of the ensemble subtracted in the target (published: 0.5 or 0)
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
@@ -256,8 +256,9 @@ class RQL(OfflineToOnlineAlgorithm):
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
-        check_minimum(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
+        check_whole(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
         check_minimum(0.0, alpha=self.alpha, rho=self.rho)
+        check_number(alpha=self.alpha, rho=self.rho)
         check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")

@@ -19,9 +19,15 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow import AsyncPPO, OfflineDataset
 from sb3_flow.collect.environments import FACTORY
 from sb3_flow.common import OfflineToOnlineAlgorithm
+from sb3_flow.common.checks import check_known
 from sb3_flow.zoo import registry
 
 ZooManager = rl_zoo3.exp_manager.ExperimentManager
+# Keys of a configuration that are the zoo's, and no arguments of an algorithm; all but the first two it has taken out by then
+ZOO_KEYS = (
+    *("noise_type", "noise_std", "n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "callback"),
+    *("frame_stack", "env_kwargs", "monitor_kwargs", "deterministic_eval"),
+)
 
 
 class ExperimentManager(ZooManager):
@@ -45,7 +51,10 @@ class ExperimentManager(ZooManager):
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])
             # as the zoo, which counts online steps alone
             self.n_evaluations = max(1, (self.offline_steps + online) // int(1e5))
-        return super()._preprocess_hyperparams(hyperparams)
+        result = super()._preprocess_hyperparams(hyperparams)
+        if self.algo in registry.ALGORITHMS:
+            check_known(rl_zoo3.ALGOS[self.algo], result[0], ZOO_KEYS)
+        return result
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         env = super().create_envs(n_envs, eval_env=eval_env, no_log=no_log)

@@ -48,15 +48,15 @@ def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
 
 def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
     """Sampler for FMQ: see :func:`sample_rql_params`."""
-    return convert_fmq_params(
-        {
-            **_off_policy(trial),
-            "n_candidates": trial.suggest_categorical("n_candidates", [4, 8, 32]),
-            "beta": trial.suggest_float("beta", 0.0, 1.0),
-            "eta": trial.suggest_float("eta", 0.05, 1.0, log=True),
-            "radius": trial.suggest_categorical("radius", ["released", "published"]),
-        }
-    )
+    params = {
+        **_off_policy(trial),
+        "n_candidates": trial.suggest_categorical("n_candidates", [4, 8, 32]),
+        "beta": trial.suggest_float("beta", 0.0, 1.0),
+        "radius": trial.suggest_categorical("radius", ["released", "published"]),
+    }
+    if params["radius"] == "published":  # the released one does without
+        params["eta"] = trial.suggest_float("eta", 0.05, 1.0, log=True)
+    return convert_fmq_params(params)
 
 
 convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params

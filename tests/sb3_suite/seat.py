@@ -48,6 +48,7 @@ NAMES = {name.lower() for name, value in vars(sys.modules[PACKAGE]).items() if i
 
 def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
     given = inspect.signature(OURS).bind_partial(*args, **kwargs).arguments  # by position too
+    given = {**given, **(given.get("policy_kwargs") or {})}
     defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
     OURS.__init__(self, *args, **{**defaults, **kwargs})
 
