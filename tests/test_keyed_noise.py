@@ -1,5 +1,6 @@
 """Noise that is a function of the observation: its distribution, and that nothing else changes it."""
 
+import math
 import subprocess
 import sys
 
@@ -55,11 +56,12 @@ def test_numpy_and_torch_agree():
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-12)
 
 
-def test_the_key_is_of_the_words():
-    """Python's integers, and the words of IEEE's numbers."""
-    row = np.array([[1.5, -2.0, 0.0]], np.float32)
-    words = np.array([[0x3FC00000, 0xC0000000, 0]], np.uint32)
-    products = sum(int(np.int32(word)) * odd for word, odd in zip(words[0].view(np.int32), unsigned(ODD), strict=True))
+def test_the_key_is_of_the_numbers():
+    """Python's integers: 24 bits of mantissa and an exponent say which float32 it is."""
+    row = np.array([[1.5, -2.0, 1e-40]], np.float32)
+    parts = [math.frexp(float(one)) for one in row[0]]
+    words = [int(mantissa * 2**24) * 1024 + exponent for mantissa, exponent in parts]
+    products = sum(word * odd for word, odd in zip(words, unsigned(ODD), strict=True))
     assert unsigned(row_keys(row, ODD.numpy(), 3)) == [splitmix((products + 3 * GAMMA) % 2**64)]
     for seed in (0, -1, 2**31, 2**63, 2**70 + 5):
         assert -(2**63) <= int(row_keys(row, ODD.numpy(), seed)[0]) < 2**63

@@ -69,8 +69,8 @@ class GenerativeActor(ChunkedPolicy):
         self.chunk_dim = horizon_length * get_action_dim(action_space)
         self.noise_seed = draw_seed() if noise_seed is None else noise_seed
         parts = observation_space.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-        n_words = sum(int(np.prod(part.shape or ())) for part in parts)
-        self.register_buffer("key_multipliers", multipliers(n_words), persistent=False)
+        n_numbers = sum(int(np.prod(part.shape or ())) for part in parts)
+        self.register_buffer("key_multipliers", multipliers(n_numbers), persistent=False)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
@@ -89,7 +89,7 @@ class GenerativeActor(ChunkedPolicy):
         if not keyed:
             return fresh_noise(batch_size_of(observation), self.chunk_dim, generator, self.device)
         parts = [observation[name] for name in sorted(observation)] if isinstance(observation, dict) else [observation]
-        rows = [part.reshape(part.shape[0], -1).float() for part in parts]
+        rows = [(part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)).float() for part in parts]
         return keyed_noise(th.cat(rows, 1), self.key_multipliers, self.noise_seed, self.chunk_dim)
 
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:

@@ -3,7 +3,7 @@ Gaussian noise that is a function of the observation: the same for the same obse
 
 A counter-based generator: number i of a row is SplitMix64's output function (Steele, Lea and Flood 2014) of the row's key plus
 i times an odd constant, so that a row's numbers depend neither on other rows nor on earlier draws. The key is a hash of the
-observation's 32-bit words and of a seed: a sum of products with random odd constants (multilinear hashing), mixed. Integers
+observation's numbers and of a seed: a sum of products with random odd constants (multilinear hashing), mixed. Integers
 have 64 bits and wrap around, which every device does alike, and their sums do not depend on the order.
 
 The functions take NumPy's arrays or torch's tensors. NumPy's operators cost a tenth of torch's on so few numbers; torch's run
@@ -51,21 +51,24 @@ def mix(x: Array) -> Array:
     return x ^ _shift(x, 31)
 
 
-def multipliers(n_words: int) -> th.Tensor:
-    """:return: odd constants of the hash, one for each word of an observation, int64, shape ``(n_words,)``"""
-    return mix(th.arange(1, n_words + 1) * GAMMA) | 1
+def multipliers(n_numbers: int) -> th.Tensor:
+    """:return: odd constants of the hash, one for each number of an observation, int64, shape ``(n_numbers,)``"""
+    return mix(th.arange(1, n_numbers + 1) * GAMMA) | 1
 
 
 def row_keys(rows: Array, odd: Array, seed: int) -> Array:
     """
     Hash every row. Equal rows have equal keys; -0.0 counts as 0.0.
 
-    :param rows: float32, shape ``(B, n_words)``
-    :param odd: :func:`multipliers` of ``n_words``
+    :param rows: float32, shape ``(B, n_numbers)``
+    :param odd: :func:`multipliers` of ``n_numbers``
     :param seed: any integer
     :return: int64, shape ``(B,)``
     """
-    words = (rows + 0.0).view(_library(rows).int32)
+    # by arithmetic, which can be traced, unlike looking at the bits: a mantissa of 24 bits and its exponent
+    mantissas, exponents = _library(rows).frexp(rows)
+    whole = mantissas * 2.0**24
+    words = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
     signed_seed = (seed * GAMMA + 2**63) % 2**64 - 2**63
     return mix((words * odd).sum(1) + signed_seed)
 
@@ -93,12 +96,18 @@ def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseS
     """
     Noise of observations, to be drawn in one or several parts.
 
-    :param rows: what the policy sees of B observations, float32, shape ``(B, n_words)``
-    :param odd: :func:`multipliers` of ``n_words``, on the same device
+    :param rows: what the policy sees of B observations, float32, shape ``(B, n_numbers)``
+    :param odd: :func:`multipliers` of ``n_numbers``, on the same device
     :param seed: another one gives other noise
     :param size: numbers of a starting point, A
     :return: source of float32 noise that depends on observations, seed and what was drawn from it before
+    :raises RuntimeError: in an export to ONNX, which knows too few operators on integers
     """
+    if th.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "torch.onnx cannot export noise that is keyed by the observation: export the policy with acting_mode='zero', or a "
+            "module that takes the noise as an input and calls `policy.samples(observation, noise)`."
+        )
     rows, drawn = rows.detach(), 0
     in_numpy = can_fuse(rows)
     keys = row_keys(rows.numpy(), odd.numpy(), seed) if in_numpy else row_keys(rows, odd, seed)
