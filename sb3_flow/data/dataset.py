@@ -196,7 +196,7 @@ class OfflineDataset:
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
         require_extra("minari", "minari", "minari")
-        return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.spec.dataset_id}")
+        return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.id}")
 
     @classmethod
     def from_replay_buffer(cls, buffer: ReplayBuffer) -> "OfflineDataset":

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import json
 import math
 import struct
 import tokenize
@@ -29,6 +30,7 @@ DAMAGED = (
     AttributeError,
     AssertionError,
     UnicodeDecodeError,
+    json.JSONDecodeError,
 )
 """What zipfile, h5py and Minari raise on files that are not as they should be."""
 
@@ -77,8 +79,8 @@ def _npz_blocks(path: Path, member: str, rows: int) -> Iterator[np.ndarray]:
 
 
 def npz_columns(path: Path) -> dict[str, Column]:
-    """The arrays of an .npz file that have rows, by name; nothing but the headers is read here."""
-    columns = {}
+    """The arrays of an .npz file, by name; nothing but the headers is read here."""
+    columns: dict[str, Column] = {}
     with reading(path, ".npz"), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             member = entry.filename
@@ -91,13 +93,7 @@ def npz_columns(path: Path) -> dict[str, Column]:
                 shape, _, dtype = _npy_header(stream)
                 if not dtype.hasobject and entry.file_size - stream.tell() != math.prod(shape) * dtype.itemsize:
                     raise EOFError(f"{member} has another size than its header says, {shape} of {dtype}")
-            if shape and not dtype.hasobject:  # objects would need unpickling
-                columns[name] = Column(
-                    name,
-                    shape,
-                    dtype,
-                    lambda rows, member=member: _npz_blocks(path, member, rows),  # type: ignore[misc]
-                )
+            columns[name] = Column(name, shape, dtype, partial(_npz_blocks, path, member))
     return columns
 
 
@@ -109,21 +105,21 @@ def _hdf5_blocks(path: Path, name: str, rows: int) -> Iterator[np.ndarray]:
 
 
 def hdf5_columns(path: Path) -> dict[str, Column]:
-    """The arrays of an HDF5 file's top level that have rows, by name."""
+    """What is on an HDF5 file's top level, by name; a group is an object without rows."""
     h5py = importlib.import_module("h5py")
+    columns = {}
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
-        return {
-            name: Column(name, item.shape, item.dtype, partial(_hdf5_blocks, path, name))
-            for name, item in file.items()
-            if isinstance(item, h5py.Dataset) and item.shape
-        }
+        for name, item in file.items():
+            shape, dtype = (item.shape, item.dtype) if isinstance(item, h5py.Dataset) else ((), np.dtype(object))
+            columns[name] = Column(name, shape or (), dtype, partial(_hdf5_blocks, path, name))
+    return columns
 
 
 def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, Column]:
     """
     :param columns: of the file at ``path``
     :return: those of the names; a name of observations also stands for all of ``name/key``
-    :raises ValueError: if one is missing
+    :raises ValueError: if one is missing or has no rows
     """
 
     def named(key: str) -> str:
@@ -135,4 +131,7 @@ def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, 
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"{path} lacks the arrays {missing}; it has {sorted(columns)}")
+    for name, column in picked.items():
+        if not column.shape:
+            raise ValueError(f"{path}: {name} must be an array with one row per transition, got a group or a single value")
     return picked

@@ -49,9 +49,12 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
     if any(isinstance(sub, spaces.Dict | spaces.Tuple) for sub in parts_of.values()):
         raise ValueError(f"observations must be an array or a flat dict of arrays, nested or tuple space given: {space}")
     check_action_space(dataset.action_space)
-    total = dataset.total_steps
-    if total == 0:
-        raise ValueError(f"the Minari dataset {dataset.spec.dataset_id} is empty")
+    try:
+        total = dataset.total_steps
+    except (TypeError, ValueError, LookupError) as error:
+        raise ValueError(f"the Minari dataset {dataset.id} does not say how many steps it has: {error!r}") from error
+    if total <= 0:
+        raise ValueError(f"the Minari dataset {dataset.id} is empty: it says {total} steps")
     observations: dict[str, np.ndarray] = {}
     finals: dict[str, list[np.ndarray]] = {key: [] for key in parts_of}
     actions = allocate("actions", (total, *(dataset.action_space.shape or ())), np.float32)
@@ -65,7 +68,7 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
         if not length:
             continue
         if first + length > total:
-            raise ValueError(f"the Minari dataset {dataset.spec.dataset_id} says {total} steps, its episodes have more")
+            raise ValueError(f"the Minari dataset {dataset.id} says {total} steps, its episodes have more")
         rows = slice(first, first + length)
         for key, sub in parts_of.items():
             where = f"episode {episode.id}: observations{f'/{key}' if key else ''}"
@@ -90,7 +93,7 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
         first += length
         ends[first - 1] = True
     if first != total:
-        raise ValueError(f"the Minari dataset {dataset.spec.dataset_id} says {total} steps, its episodes have {first}")
+        raise ValueError(f"the Minari dataset {dataset.id} says {total} steps, its episodes have {first}")
     last = {key: np.concatenate(values) for key, values in finals.items()}
     return Parts(nest(observations), actions, rewards, terminated, ends, nest(last), space, dataset.action_space)
 
@@ -113,5 +116,5 @@ def _steps(column: Column, length: int, more: int = 0) -> Column:
 
 
 def _minari_episodes(dataset: "minari.MinariDataset") -> Iterator[Any]:
-    with reading(Path(dataset.spec.data_path), "Minari"):
+    with reading(Path(dataset.storage.data_path), "Minari"):
         yield from dataset.iterate_episodes()

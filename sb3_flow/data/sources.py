@@ -123,7 +123,7 @@ def minari_source(where: str) -> Source:
     """
     require_extra("minari", "minari", "minari")
     dataset = find_minari(where)
-    files = [path for path in sorted(Path(dataset.spec.data_path).rglob("*")) if path.is_file()]
+    files = [path for path in sorted(Path(dataset.storage.data_path).rglob("*")) if path.is_file()]
     return Source(files, lambda allocate, *_: read_minari(dataset, allocate))
 
 
@@ -145,14 +145,12 @@ def _read_d4rl(
     path: Path, allocate: Allocate, observation_space: spaces.Space | None, action_space: spaces.Space | None
 ) -> Parts:
     columns = hdf5_columns(path)
-    picked = pick(columns, _with_successors(["actions", "rewards", "terminals"], columns), path)
+    names = ["actions", "rewards", "terminals", *(["timeouts"] if "timeouts" in columns else [])]
+    picked = pick(columns, _with_successors(names, columns), path)
     check_lengths(picked)
-    terminated = flags(columns["terminals"])
-    ends = terminated
-    if "timeouts" in columns:
-        timeouts = columns["timeouts"]
-        check_lengths({**picked, "timeouts": timeouts})
-        ends = terminated | flags(timeouts)
+    ends = terminated = flags(picked.pop("terminals"))
+    if "timeouts" in picked:
+        ends = terminated | flags(picked.pop("timeouts"))
     elif "next_observations" not in picked:
         raise ValueError(
             f"{path} has neither timeouts nor next_observations, so nothing says where its trajectories end; add an array "
@@ -160,7 +158,6 @@ def _read_d4rl(
         )
     if "next_observations" in picked:
         ends = ends | breaks(picked)
-    del picked["terminals"]
     return assemble(picked, terminated, ends, allocate, observation_space, action_space)
 
 

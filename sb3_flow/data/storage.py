@@ -64,6 +64,8 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space:
         for bound in ("low", "high"):
             if len(data[bound]) not in (1, math.prod(shape)):
                 raise ValueError(f"{len(data[bound])} values of {bound} for shape {shape}")
+            if not all(isinstance(text, str) for text in (data["dtype"], *data[bound])):
+                raise ValueError(f"dtype and {bound} must be texts, got {data['dtype']!r} and {data[bound]!r}")
         low, high = (np.resize(np.array(data[bound]).astype(dtype), shape) for bound in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":

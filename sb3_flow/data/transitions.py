@@ -12,6 +12,7 @@ from sb3_flow.data.columns import (
     Parts,
     array_column,
     check_lengths,
+    check_numbers,
     entries,
     gather,
     lockstep,
@@ -51,7 +52,7 @@ def translation(given: Collection[str]) -> str:
 
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:
     """(rows,) bool: rows whose next observation is not the observation of the row below, and the last row."""
-    observations, successors = under(columns, "observations"), under(columns, "next_observations")
+    observations, successors = under(columns, "observations"), _successors(columns)
     out = np.zeros(next(iter(observations.values())).shape[0], bool)
     out[-1] = True
     for key, column in observations.items():
@@ -72,6 +73,25 @@ def _rows_differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return differ.any(axis=tuple(range(1, differ.ndim)))
 
 
+def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """
+    The columns of next observations, if there are any.
+
+    :raises ValueError: if they have not the keys and shapes of observations, or hold no numbers
+    """
+    observations, successors = under(columns, "observations"), under(columns, "next_observations")
+    if successors and successors.keys() != observations.keys():
+        raise ValueError(f"next_observations has the keys {sorted(successors)}, observations has {sorted(observations)}")
+    for key, column in successors.items():
+        check_numbers(column.name, column.dtype)
+        check_numbers(observations[key].name, observations[key].dtype)
+        if column.shape[1:] != observations[key].shape[1:]:
+            raise ValueError(
+                f"{column.name} must have the shape of the observations {observations[key].shape}, got {column.shape}"
+            )
+    return successors
+
+
 def _check_successors(column: Column, observations: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """
     Check that ``next_observations`` repeats ``observations`` one row later within trajectories.
@@ -79,12 +99,12 @@ def _check_successors(column: Column, observations: np.ndarray, ends: np.ndarray
     :return: its values at the ends of trajectories
     :raises ValueError: naming the first row where it does not
     """
-    if column.shape != observations.shape:
-        raise ValueError(f"{column.name} must have the shape of the observations {observations.shape}, got {column.shape}")
     finals = []
     first = 0
     for block in column.blocks():
-        block = block.astype(observations.dtype, copy=False)
+        given, block = block, block.astype(observations.dtype, copy=False)
+        if block.dtype.kind in "iu" and (given != block).any():
+            raise ValueError(f"{column.name} must be whole numbers of {block.dtype}, as observations are, got {given.dtype}")
         end = ends[first : first + len(block)]
         following = observations[first + 1 : first + 1 + len(block)]  # one row short at the end of the data, where end is True
         wrong = np.flatnonzero(_rows_differ(block[: len(following)], following) & ~end[: len(following)])
@@ -135,7 +155,7 @@ def assemble(
         )
     ends = trajectory_ends.copy()
     ends[-1] = True
-    successors = under(columns, "next_observations")
+    successors = _successors(columns)
     keep: np.ndarray | None = None
     final_rows = np.empty(0, np.int64)
     if not successors:
@@ -167,8 +187,6 @@ def assemble(
         dtype = observation_dtype(column, sub_spaces.get(key))
         observations[key], finals[key] = gather(column, dtype, allocate, keep, final_rows)
     if successors:
-        if successors.keys() != observations.keys():
-            raise ValueError(f"next_observations has the keys {sorted(successors)}, observations has {sorted(observations)}")
         finals = {key: _check_successors(column, observations[key], ends) for key, column in successors.items()}
     return Parts(
         nest(observations),
