@@ -327,6 +327,7 @@ def at(index: Any, value: Any) -> Callable[[np.ndarray], np.ndarray]:
         ("actions", lambda a: a[:, :1], r"actions have shape \(7, 1\), action_space wants \(2,\)"),
         ("rewards", lambda a: a[:, None], r"rewards must have shape \(7,\), got \(7, 1\)"),
         ("rewards", lambda a: a[:1], "rewards has 1 rows but observations has 7"),
+        ("observations", lambda a: a[0, 0], "observations must be an array with rows, got a single value"),
         ("actions", lambda a: a[:-1], "actions has 6 rows but observations has 7"),
         ("final_observations", lambda a: a[:1], "final_observations has 1 rows, but 2 rows end a trajectory"),
         ("trajectory_ends", at(6, False), "the last row of trajectory_ends must be True"),

@@ -13,7 +13,7 @@ CASES = {"ogbench": 8}
 
 @pytest.mark.parametrize("name", engine.KINDS)
 def test_right_files_are_taken_and_wrong_ones_refused(name, monkeypatch):
-    monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)  # and put back afterwards, what the cases change
+    monkeypatch.setenv("MINARI_DATASETS_PATH", "")  # the cases set it, and it is put back afterwards
     outcomes = [engine.attack(name, 0, case) for case in range(CASES.get(name, 25))]
     assert set(outcomes) == {engine.TAKEN, engine.REFUSED}
 

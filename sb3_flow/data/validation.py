@@ -138,6 +138,10 @@ def _check_layout(parts: Parts) -> None:
             f"final_observations have the keys {sorted(entries(parts.final_observations))}, "
             f"observations {sorted(entries(parts.observations))}"
         )
+    for name in ("observations", "final_observations", "actions", "rewards", "terminated", "trajectory_ends"):
+        for key, array in entries(getattr(parts, name)).items():
+            if not array.ndim:
+                raise ValueError(f"{name}{f'[{key!r}]' if key else ''} must be an array with rows, got a single value")
     n_rows = len(next(iter(entries(parts.observations).values())))
     if not n_rows:
         raise ValueError("the dataset is empty")

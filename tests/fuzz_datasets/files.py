@@ -165,7 +165,8 @@ def under(arrays: dict[str, Any], name: str) -> dict[str, Any]:
     """The arrays called ``name``, or ``name/<key>`` by key."""
     if arrays.get(name) is not None:
         return {"": arrays[name]}
-    return {key.removeprefix(name + "/"): array for key, array in arrays.items() if key.startswith(name + "/")}
+    found = {key.removeprefix(name + "/"): array for key, array in arrays.items() if key.startswith(name + "/")}
+    return {key: array for key, array in found.items() if array is not None}
 
 
 def write_hdf5(path: Path, arrays: dict[str, Any]) -> None:
