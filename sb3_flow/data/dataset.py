@@ -29,7 +29,7 @@ from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
 from sb3_flow.data.sources import SOURCES, require_extra
-from sb3_flow.data.transitions import OTHER_NAMES, assemble, translation
+from sb3_flow.data.transitions import assemble, check_names
 from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, check_space, checked
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class OfflineDataset:
             ``terminated`` and ``trajectory_ends`` of them
         :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
         """
-        _check_names(terminated, trajectory_ends, other_names)
+        check_names(terminated, trajectory_ends, other_names)
         columns = {}
         for name, value in (("observations", observations), ("next_observations", next_observations)):
             if isinstance(value, Mapping):
@@ -392,26 +392,6 @@ class OfflineDataset:
             f"size            {size / 1e6:.1f} MB" + (" (memory-mapped)" if isinstance(self.rewards, np.memmap) else ""),
         ]
         return "\n".join(lines)
-
-
-def _check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]) -> None:
-    """Refuse other names than ``terminated`` and ``trajectory_ends``, saying how these follow from them."""
-    given = {"terminated": terminated, "trajectory_ends": trajectory_ends}
-    for name in others:
-        if name not in OTHER_NAMES:
-            raise TypeError(f"OfflineDataset.from_arrays() got an unexpected keyword argument '{name}'")
-    missing = [name for name, value in given.items() if value is None]
-    names = ", ".join(f"`{name}`" for name in others)
-    if others and not missing:
-        raise ValueError(f"{names} must be left out beside `terminated` and `trajectory_ends`, which say the same")
-    if others:
-        rule = translation([*(name for name in given if name not in missing), *others])
-        raise ValueError(f"from_arrays takes terminated and trajectory_ends, but {names} were given: {rule}")
-    if missing:
-        raise ValueError(
-            f"`{missing[0]}` is missing: terminated is True where bootstrapping stops, trajectory_ends in the last row of "
-            "each trajectory, whether terminated or cut off"
-        )
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

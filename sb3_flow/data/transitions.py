@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -48,6 +49,34 @@ def translation(given: Collection[str]) -> str:
             "trajectory that was cut off (arrays of bool)"
         )
     return f"`{limit}` alone does not say where bootstrapping stops" if limit else ""
+
+
+def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]) -> None:
+    """
+    Refuse other names than ``terminated`` and ``trajectory_ends``, saying how these follow from them.
+
+    :param terminated: what was given, None for nothing
+    :param trajectory_ends: likewise
+    :param others: what was given besides, by name
+    :raises ValueError: for one of ``OTHER_NAMES``, and if something is missing
+    :raises TypeError: for other names
+    """
+    given = {"terminated": terminated, "trajectory_ends": trajectory_ends}
+    for name in others:
+        if name not in OTHER_NAMES:
+            raise TypeError(f"OfflineDataset.from_arrays() got an unexpected keyword argument '{name}'")
+    missing = [name for name, value in given.items() if value is None]
+    names = ", ".join(f"`{name}`" for name in others)
+    if others and not missing:
+        raise ValueError(f"{names} must be left out beside `terminated` and `trajectory_ends`, which say the same")
+    if others:
+        rule = translation([*(name for name in given if name not in missing), *others])
+        raise ValueError(f"from_arrays takes terminated and trajectory_ends, but {names} were given: {rule}")
+    if missing:
+        raise ValueError(
+            f"`{missing[0]}` is missing: terminated is True where bootstrapping stops, trajectory_ends in the last row of "
+            "each trajectory, whether terminated or cut off"
+        )
 
 
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:

@@ -75,7 +75,7 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
             raise ValueError(f"observations are {given}, {whose} wants {wanted}")
     for key, sub in entries(space).items():
         array = entries(observations)[key]
-        name = f"observations[{key!r}]" if key else "observations"
+        name = _label("observations", key)
         if array.shape[1:] != sub.shape:
             hint = ""
             if sub.shape and sorted(sub.shape) == sorted(array.shape[1:]) and len(sub.shape) == 3:
@@ -132,55 +132,53 @@ def checked(parts: Parts, in_place: bool = True) -> Parts:
 
 
 def _check_layout(parts: Parts) -> None:
-    """Check lengths, dtypes and numbers of dimensions."""
-    if entries(parts.observations).keys() != entries(parts.final_observations).keys():
-        raise ValueError(
-            f"final_observations have the keys {sorted(entries(parts.final_observations))}, "
-            f"observations {sorted(entries(parts.observations))}"
-        )
-    for name in ("observations", "final_observations", "actions", "rewards", "terminated", "trajectory_ends"):
-        for key, array in entries(getattr(parts, name)).items():
-            if not array.ndim:
-                raise ValueError(f"{name}{f'[{key!r}]' if key else ''} must be an array with rows, got a single value")
-    n_rows = len(next(iter(entries(parts.observations).values())))
-    if not n_rows:
-        raise ValueError("the dataset is empty")
-    arrays: dict[str, tuple[np.ndarray, Any]] = {
-        "actions": (parts.actions, np.float32),
-        "rewards": (parts.rewards, np.float32),
-        "terminated": (parts.terminated, np.bool_),
-        "trajectory_ends": (parts.trajectory_ends, np.bool_),
-    }
-    for key, array in entries(parts.observations).items():
-        name, final = f"observations[{key!r}]" if key else "observations", entries(parts.final_observations)[key]
-        if array.dtype.kind not in "iu" and array.dtype != np.float32:
-            raise ValueError(f"{name} must be stored as float32 or integers, got {array.dtype}")
-        if final.dtype != array.dtype or final.shape[1:] != array.shape[1:]:
-            raise ValueError(
-                f"final_{name} are {final.dtype} of shape {final.shape[1:]} per row, observations have {array.dtype} of shape "
-                f"{array.shape[1:]}"
-            )
-        arrays[name] = (array, array.dtype)
-    for name, (array, dtype) in arrays.items():
-        if array.dtype != dtype:
-            raise ValueError(f"{name} must be stored as {np.dtype(dtype)}, got {array.dtype}")
-        if len(array) != n_rows:
-            raise ValueError(
-                f"{name} has {len(array)} rows but observations has {n_rows}: every array needs one row per transition"
-            )
-        if math.prod(array.shape[1:]) == 0:
-            raise ValueError(f"{name} have shape {array.shape[1:]} per row: a row holds no value")
-        if name in ("rewards", "terminated", "trajectory_ends") and array.ndim != 1:
-            raise ValueError(f"{name} must have shape {(n_rows,)}, got {array.shape}")
-        if array.dtype == np.bool_ and any((array[rows].view(np.uint8) > 1).any() for rows in row_slices(array)):
-            raise ValueError(f"{name} must be stored as bool, got bytes other than 0 and 1")
+    """Check keys, lengths, dtypes and numbers of dimensions."""
+    observations, finals = entries(parts.observations), entries(parts.final_observations)
+    if observations.keys() != finals.keys():
+        raise ValueError(f"final_observations have the keys {sorted(finals)}, observations {sorted(observations)}")
+    n_rows = (*next(iter(observations.values())).shape, 0)[0]
+    for key, array in observations.items():
+        _check_array(_label("observations", key), array, n_rows)
+    for name in ("actions", "rewards", "terminated", "trajectory_ends"):
+        _check_array(name, getattr(parts, name), n_rows)
     if not parts.trajectory_ends[-1]:
         raise ValueError("the last row of trajectory_ends must be True")
     n_ends = int(np.count_nonzero(parts.trajectory_ends))
-    for key, array in entries(parts.final_observations).items():
+    for key, array in finals.items():
+        name, dtype, shape = _label("final_observations", key), observations[key].dtype, observations[key].shape[1:]
+        if not array.ndim or array.dtype != dtype or array.shape[1:] != shape:
+            raise ValueError(
+                f"{name} are {array.dtype} of shape {array.shape[1:]} per row, observations have {dtype} of shape {shape}"
+            )
         if len(array) != n_ends:
-            name = f"final_observations[{key!r}]" if key else "final_observations"
             raise ValueError(f"{name} has {len(array)} rows, but {n_ends} rows end a trajectory")
+
+
+def _label(name: str, key: str) -> str:
+    """How messages call one of several arrays of observations."""
+    return f"{name}[{key!r}]" if key else name
+
+
+def _check_array(name: str, array: np.ndarray, n_rows: int) -> None:
+    """Check that an array has rows, as many as observations have, and is stored in its type."""
+    is_flag, is_observation = name in ("terminated", "trajectory_ends"), name.startswith("observations")
+    if not array.ndim:
+        raise ValueError(f"{name} must be an array with rows, got a single value")
+    if not n_rows:
+        raise ValueError("the dataset is empty")
+    if array.dtype != (np.bool_ if is_flag else np.float32) and not (is_observation and array.dtype.kind in "iu"):
+        expected = "bool" if is_flag else "float32 or integers" if is_observation else "float32"
+        raise ValueError(f"{name} must be stored as {expected}, got {array.dtype}")
+    if len(array) != n_rows:
+        raise ValueError(
+            f"{name} has {len(array)} rows but observations has {n_rows}: every array needs one row per transition"
+        )
+    if math.prod(array.shape[1:]) == 0:
+        raise ValueError(f"{name} have shape {array.shape[1:]} per row: a row holds no value")
+    if (is_flag or name == "rewards") and array.ndim != 1:
+        raise ValueError(f"{name} must have shape {(n_rows,)}, got {array.shape}")
+    if is_flag and any((array[rows].view(np.uint8) > 1).any() for rows in row_slices(array)):
+        raise ValueError(f"{name} must be stored as bool, got bytes other than 0 and 1")
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -206,10 +204,10 @@ def _check_observation_arrays(parts: Parts) -> spaces.Space:
         for key, array in entries(value).items():
             if space is None and array.ndim < 2:
                 raise ValueError(
-                    f"{name}{f'[{key!r}]' if key else ''} must have shape (N, ...) with at least 2 dimensions, got "
+                    f"{_label(name, key)} must have shape (N, ...) with at least 2 dimensions, got "
                     f"{array.shape}; for a single feature use shape ({len(array)}, 1)"
                 )
-            _check_finite(f"{name}[{key!r}]" if key else name, array)
+            _check_finite(_label(name, key), array)
             if space is None:
                 if array.dtype.kind == "f":
                     inferred[key] = spaces.Box(-np.inf, np.inf, array.shape[1:], np.float32)
@@ -221,8 +219,7 @@ def _check_observation_arrays(parts: Parts) -> spaces.Space:
     check_observation_space(space)
     check_observations(parts.observations, space, "observation_space")
     for key, sub in entries(space).items():
-        name = f"final_observations[{key!r}]" if key else "final_observations"
-        _check_members(name, entries(parts.final_observations)[key], sub, "observation_space")
+        _check_members(_label("final_observations", key), entries(parts.final_observations)[key], sub, "observation_space")
     return space
 
 

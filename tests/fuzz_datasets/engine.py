@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from sb3_flow.data import OfflineDataset
-from tests.fuzz_datasets import plain_kinds, recorded_kinds
+from tests.fuzz_datasets import minari_sets, plain_kinds, recorded_kinds, replay_buffers, saved_folder
 from tests.fuzz_datasets.files import File, Kind, pick
 from tests.fuzz_datasets.mutations import disguise, spoil
 
-KINDS = {**recorded_kinds.KINDS, **plain_kinds.KINDS}
+MODULES = (recorded_kinds, minari_sets, replay_buffers, plain_kinds, saved_folder)
+KINDS = {name: kind for module in MODULES for name, kind in module.KINDS.items()}
 TAKEN, REFUSED = "taken", "refused"
 UNCLEAR = r"broadcast|setting an array element|operands|out of bounds for|cannot reshape|cannot be cast|NoneType' object"
 """What NumPy and Python say where nobody checked before."""

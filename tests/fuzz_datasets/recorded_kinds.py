@@ -1,40 +1,27 @@
-"""Files of recorded episodes: OGBench, Minari, RoboMimic, and SB3's replay buffers."""
+"""Files of recorded episodes: OGBench and RoboMimic."""
 
 import functools
-import json
-import os
-import pickle
-import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import ogbench  # noqa: F401
-from gymnasium import spaces
-from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 
 from sb3_flow.data.robomimic import KEYS
 from tests.fuzz_datasets.files import (
-    BOX,
     Field,
     File,
     Kind,
-    dataset_of,
     eighths,
     episodes,
     flat,
     pick,
     plain,
-    under,
     write_hdf5,
 )
 
-FLOATS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
 # --------------------------------------------------------------------------------------------------------------- ogbench
-
 PUZZLE = "puzzle-3x3"
 MAZES = ("pointmaze-medium", "pointmaze-large", "antmaze-medium")
 
@@ -147,133 +134,6 @@ def no_end(file: File, rng: np.random.Generator) -> bool | None:
     return True
 
 
-# ---------------------------------------------------------------------------------------------------------------- minari
-
-
-@functools.cache
-def metadata(as_dict: bool) -> dict[str, Any]:
-    """What Minari writes beside the data."""
-    import minari
-    from minari.data_collector import EpisodeBuffer
-
-    space = spaces.Dict({"x": FLOATS, "y": FLOATS}) if as_dict else FLOATS
-    states: Any = np.zeros((2, 2), np.float32)
-    step = {"rewards": np.zeros(1), "terminations": np.ones(1, bool), "truncations": np.zeros(1, bool)}
-    states = {"x": states, "y": states} if as_dict else states
-    buffer = EpisodeBuffer(id=0, observations=states, actions=np.zeros((1, 2), np.float32), infos=None, **step)
-    before = os.environ.get("MINARI_DATASETS_PATH")
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        os.environ["MINARI_DATASETS_PATH"] = place
-        minari.create_dataset_from_buffers("test/set-v0", [buffer], observation_space=space, action_space=BOX)
-        found = json.loads((Path(place) / "test/set-v0/data/metadata.json").read_text())
-    os.environ.pop("MINARI_DATASETS_PATH")
-    if before is not None:
-        os.environ["MINARI_DATASETS_PATH"] = before
-    return found
-
-
-def make_minari(rng: np.random.Generator) -> File:
-    """One array of observations or two; ends in the infos or not."""
-    made, as_dict, masked = episodes(rng), bool(rng.integers(2)), rng.random() < 0.3
-    arrays: dict[str, Any] = {}
-    for number, part in enumerate(made):
-        here = f"episode_{number}"
-        if as_dict:
-            arrays[f"{here}/observations/x"], arrays[f"{here}/observations/y"] = part["states"], part["states"][:, ::-1] / 2
-        else:
-            arrays[f"{here}/observations"] = part["states"]
-        arrays |= {
-            f"{here}/actions": part["actions"],
-            f"{here}/rewards": part["rewards"],
-            f"{here}/terminations": part["stop"],
-        }
-        arrays[f"{here}/truncations"] = part["last"] & ~part["stop"]
-        if masked:
-            more = int(rng.integers(2))
-            arrays[f"{here}/infos/mask"] = np.concatenate([np.ones(more), 1.0 - part["stop"]])
-    total = sum(len(part["rewards"]) for part in made)
-    about = {**metadata(as_dict), "total_steps": total, "total_episodes": len(made)}
-    return File(arrays, {}, {"metadata": about, "episodes": len(made)})
-
-
-def minari_fields(file: File) -> dict[str, Field]:
-    """Observations have one row more than steps; with a mask terminations are not read."""
-    fields = {}
-    for name in file.arrays:
-        kind = name.split("/")[1]
-        # a row is one that exists in every episode
-        if kind == "observations":
-            fields[name] = Field("observations")
-        elif kind in ("actions", "rewards"):
-            fields[name] = Field(kind, column=kind == "rewards")
-        elif kind == "infos" or (kind == "terminations" and name.replace("terminations", "infos/mask") not in file.arrays):
-            # a mask has a row for each step, perhaps one more
-            fields[name] = Field("flags", column=True, row=-1, optional=kind == "infos", alone=kind == "infos")
-    return fields
-
-
-def write_minari(file: File, folder: Path) -> str:
-    """As Minari does."""
-    data = folder / "test/set-v0/data"
-    data.mkdir(parents=True)
-    write_hdf5(data / "main_data.hdf5", file.arrays)
-    (data / "metadata.json").write_text(json.dumps(file.about["metadata"]))
-    os.environ["MINARI_DATASETS_PATH"] = str(folder)
-    return "minari:test/set-v0"
-
-
-def minari_meaning(file: File) -> dict[str, np.ndarray]:
-    """Episode after episode."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for number in range(file.about["episodes"]):
-        here, arrays = f"episode_{number}", file.arrays
-        actions, mask = np.clip(plain(arrays[f"{here}/actions"]), -1, 1), arrays.get(f"{here}/infos/mask")
-        stop = flat(arrays[f"{here}/terminations"]) != 0 if mask is None else flat(mask)[-len(actions) :] == 0
-        found = {"actions": actions, "rewards": flat(arrays[f"{here}/rewards"]), "terminated": stop}
-        found["trajectory_ends"] = np.arange(len(actions)) == len(actions) - 1
-        for key, states in under(arrays, f"{here}/observations").items():
-            suffix = f"/{key}" if key else ""
-            found |= {f"observations{suffix}": plain(states)[:-1], f"final_observations{suffix}": plain(states)[-1:]}
-        for name, array in found.items():
-            parts.setdefault(name, []).append(array)
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
-
-
-def other_metadata(file: File, rng: np.random.Generator) -> bool | None:
-    """Wrong: what says how much there is and of which kind."""
-    about = file.about["metadata"]
-    name = pick(rng, ("total_steps", "total_episodes", "observation_space", "action_space", "data_format", "minari_version"))
-    wrong: list[Any] = [None, "", "many", [], {}, -3]
-    if name.startswith("total"):
-        wrong += [about[name] + 1, 0]
-    elif name.endswith("space"):
-        wrong += ['{"type": "Discrete", "n": 3, "start": 0}', '{"type": "Box"}']
-    if rng.random() < 0.2:
-        del about[name]
-    else:
-        about[name] = pick(rng, wrong)
-    file.notes.append(f"metadata: {name} is {about.get(name)!r}")
-    return False
-
-
-def fewer_steps(file: File, rng: np.random.Generator) -> bool | None:
-    """Wrong: the metadata say fewer steps than there are."""
-    file.about["metadata"]["total_steps"] -= 1
-    return False
-
-
-def no_episode(file: File, rng: np.random.Generator) -> bool | None:
-    """Wrong: an episode is missing, or an array is a group."""
-    name = pick(rng, [name for name in minari_fields(file) if not name.endswith("mask")])
-    if rng.random() < 0.5:
-        here = name.split("/")[0]
-        file.arrays = {key: array for key, array in file.arrays.items() if key.split("/")[0] != here}
-    else:
-        file.arrays[f"{name}/values"] = file.arrays.pop(name)
-    return False
-
-
 # ------------------------------------------------------------------------------------------------------------- robomimic
 
 
@@ -365,144 +225,11 @@ def other_dones(file: File, rng: np.random.Generator) -> bool | None:
     return True
 
 
-# ------------------------------------------------------------------------------------------------------------------- sb3
-
-
-def make_sb3(rng: np.random.Generator) -> File:
-    """One environment or two, a ring that is full or not, one array of observations or two, time limits or not."""
-    n_envs, size, as_dict = int(rng.integers(1, 3)), int(rng.integers(5, 10)), rng.random() < 0.4
-    shared = not as_dict and rng.random() < 0.2
-    steps = int(rng.integers(4, 16))
-    space = spaces.Dict({"x": FLOATS, "number": spaces.Discrete(90)}) if as_dict else FLOATS
-    bounds = spaces.Box(-2.0, 2.0, (2,), np.float32)
-    kind = DictReplayBuffer if as_dict else ReplayBuffer
-    options = {"optimize_memory_usage": shared, "handle_timeout_termination": not shared}
-    buffer = kind(size * n_envs, space, bounds, device="cpu", n_envs=n_envs, **options)
-    count = 0
-
-    def observed(numbers: np.ndarray) -> Any:
-        rows = np.stack([numbers / 8, numbers / 16], axis=1).astype(np.float32)
-        return {"x": rows, "number": numbers} if as_dict else rows
-
-    numbers = np.arange(n_envs) * 40
-    for _ in range(steps):
-        done = rng.random(n_envs) < 0.25
-        infos = [{"TimeLimit.truncated": bool(rng.integers(2))} if end else {} for end in done]
-        buffer.add(observed(numbers), observed(numbers + 1), eighths(rng, n_envs, 2), eighths(rng, n_envs), done, infos)
-        numbers = numbers + 1 + done
-        count += 1
-    arrays: dict[str, Any] = {name: getattr(buffer, name) for name in ("actions", "rewards", "dones", "timeouts")}
-    for name in ("observations", "next_observations")[: 2 - shared]:
-        found = getattr(buffer, name)
-        arrays |= {f"{name}/{key}": array for key, array in found.items()} if as_dict else {name: found}
-    return File(arrays, {}, {"buffer": buffer, "shared": shared})
-
-
-def sb3_fields(file: File) -> dict[str, Field]:
-    """The first row that is used is the second oldest of a full ring."""
-    buffer = file.about["buffer"]
-    row = (buffer.pos + 1) % buffer.buffer_size if buffer.full else 0
-    roles = {"actions": "actions", "rewards": "rewards", "dones": "flags", "timeouts": "flags"}
-    return {
-        name: Field(roles.get(name, "observations"), row=row, members=90 if name.endswith("/number") else None, whole=False)
-        for name in file.arrays
-    }
-
-
-def write_sb3(file: File, folder: Path) -> str:
-    """A pickle of the buffer with the file's arrays."""
-    buffer, state = file.about["buffer"], dict(vars(file.about["buffer"]))
-    for name in ("actions", "rewards", "dones", "timeouts", "observations", "next_observations"):
-        found = {key: array for key, array in under(file.arrays, name).items() if array is not None}
-        state.pop(name, None)
-        if found:
-            state[name] = found.get("", found)
-    state |= file.about.get("state", {})
-    for name in file.about.get("without", ()):
-        state.pop(name, None)
-    other = type(buffer).__new__(type(buffer))
-    other.__dict__.update(state)
-    (folder / "buffer.pkl").write_bytes(pickle.dumps(other))
-    return f"sb3:{folder / 'buffer.pkl'}"
-
-
-def sb3_meaning(file: File) -> dict[str, np.ndarray]:
-    """One environment after the other, each in the order of time."""
-    buffer, arrays = file.about["buffer"], file.arrays
-    size = buffer.buffer_size
-    steps = [(buffer.pos + i) % size for i in range(size)] if buffer.full else list(range(buffer.pos))
-    if buffer.full and file.about["shared"]:
-        steps = steps[1:]
-    parts: dict[str, list[np.ndarray]] = {}
-    for env in range(buffer.n_envs):
-
-        def of(array: Any, shift: int = 0, env: int = env) -> np.ndarray:
-            return plain(array)[[(step + shift) % size for step in steps], env]
-
-        keys = under(arrays, "observations")
-        observations = {key: of(array) for key, array in keys.items()}
-        if file.about["shared"]:
-            successors = {key: of(array, 1) for key, array in keys.items()}
-        else:
-            successors = {key: of(array) for key, array in under(arrays, "next_observations").items()}
-        if "number" in observations:
-            observations["number"], successors["number"] = observations["number"][:, 0], successors["number"][:, 0]
-        dones = of(arrays["dones"]) != 0
-        ends = dones.copy()
-        for key in keys:
-            differ = successors[key][:-1] != observations[key][1:]
-            ends[:-1] |= differ.reshape(len(differ), -1).any(axis=1)
-        stop = dones & (of(arrays["timeouts"]) == 0)
-        found = dataset_of(observations, of(arrays["actions"]) * 2, of(arrays["rewards"]), stop, ends, successors, (-2, 2))
-        for name, array in found.items():
-            parts.setdefault(name, []).append(array)
-    return {name: np.concatenate(found) for name, found in parts.items()}
-
-
-def other_attributes(file: File, rng: np.random.Generator) -> bool | None:
-    """Wrong: sizes and spaces that do not fit the arrays, or none."""
-    buffer = file.about["buffer"]
-    wrong: dict[str, list[Any]] = {
-        "pos": [-1, buffer.buffer_size + 1, 0.5, None, "1"],
-        "buffer_size": [0, buffer.buffer_size + 1, -3, None],
-        "n_envs": [0, buffer.n_envs + 1, None, "2"],
-        "observation_space": [None, spaces.Text(3), spaces.Box(-1, 1, (3,)), spaces.Dict({"z": FLOATS}), "Box"],
-        "action_space": [None, spaces.Discrete(3), spaces.Box(-1, 1, (3,)), spaces.Box(-np.inf, np.inf, (2,)), FLOATS],
-        "rewards": [None, [1.0], {}],
-        "observations": [None, 3, {}],
-    }
-    name = pick(rng, wrong)
-    if rng.random() < 0.2:
-        file.about["without"] = [name]
-    else:
-        file.about["state"] = {name: pick(rng, wrong[name])}
-    file.notes.append(f"{name} is {file.about.get('state')}")
-    return False
-
-
-def empty_buffer(file: File, rng: np.random.Generator) -> bool | None:
-    """Wrong: nothing was added."""
-    file.about["state"] = {"pos": 0, "full": False}
-    return False
-
-
-def gap(file: File, rng: np.random.Generator) -> bool | None:
-    """Right: a trajectory ends where the next row is not the successor."""
-    if "observations" not in file.arrays or file.about["shared"]:
-        return None
-    changed = file.arrays["next_observations"].copy()
-    changed[rng.integers(len(changed))] = 0.25
-    file.arrays["next_observations"] = changed
-    return True
-
-
 KINDS = {
     "ogbench": Kind(
         make_ogbench, ogbench_fields, write_ogbench, ogbench_meaning, (into_a_wall, another_maze, no_transition, no_end)
     ),
-    "minari": Kind(make_minari, minari_fields, write_minari, minari_meaning, (other_metadata, fewer_steps, no_episode)),
     "robomimic": Kind(
         make_robomimic, robomimic_fields, write_robomimic, robomimic_meaning, (other_groups, empty_demonstration, other_dones)
     ),
-    "sb3": Kind(make_sb3, sb3_fields, write_sb3, sb3_meaning, (other_attributes, empty_buffer, gap)),
 }
