@@ -29,20 +29,20 @@ CRASHES = 20
 COUNTED = ("taken", "refused", "failures")
 
 
-def child(name: str, seed: int, first: int, cases: int, until: float, progress: Path) -> None:
+def child(name: str, seed: int, first: int, cases: int, seconds: float, progress: Path) -> None:
     """Run cases of one kind; the file holds the case that runs and the counts so far."""
     from tests.fuzz_datasets.engine import Failure, attack
 
     faulthandler.enable()
     gc.freeze()  # loading collects garbage, which takes long among all modules
-    counts = Counter[str]()
+    counts, until = Counter[str](), time.perf_counter() + seconds  # without the time of the imports
     descriptor = os.open(progress, os.O_WRONLY | os.O_CREAT)
 
     def note(case: int) -> None:
         os.pwrite(descriptor, " ".join(map(str, (case, *(counts[key] for key in COUNTED)))).ljust(60).encode(), 0)
 
     case = first
-    while case < cases and time.time() < until:
+    while case < cases and time.perf_counter() < until:
         note(case)
         try:
             counts[attack(name, seed, case)] += 1
@@ -56,13 +56,20 @@ def child(name: str, seed: int, first: int, cases: int, until: float, progress: 
 
 def run(name: str, seed: int, cases: int, seconds: float) -> Counter[str]:
     """:return: counts of one kind, in processes of its own"""
-    total, first, until = Counter[str](), 0, time.time() + seconds
+    total, first, start = Counter[str](), 0, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         progress = Path(folder) / "progress"
-        while first < cases and total["crashes"] < CRASHES and time.time() < until:
+        while first < cases and total["crashes"] < CRASHES:
             progress.write_text(f"{first} 0 0 0")
             command = [sys.executable, "-m", "tests.fuzz_datasets", name, "--seed", str(seed), "--cases", str(cases)]
-            command += ["--child", str(progress), "--first", str(first), "--until", str(until)]
+            command += [
+                "--child",
+                str(progress),
+                "--first",
+                str(first),
+                "--seconds",
+                str(max(1.0, seconds - (time.perf_counter() - start) * bool(first))),
+            ]
             ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
             case, *counts = (int(number) for number in progress.read_text().split())
             total.update(dict(zip(COUNTED, counts, strict=True)))
@@ -87,10 +94,10 @@ def main() -> None:
     parser.add_argument("--case", type=int, help="run this one alone, in this process")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.kinds[0], options.seed, options.first, options.cases, options.until, options.child)
+        child(options.kinds[0], options.seed, options.first, options.cases, options.seconds, options.child)
         return
     from tests.fuzz_datasets.engine import KINDS, attack
 
