@@ -39,6 +39,7 @@ def write_ogbench(path: Path, env_name: str, lengths: tuple[int, ...] = (5, 1, 7
     qpos = rng.standard_normal((n, env._model.nq if "maze" not in env_name else 2)).astype(np.float32)
     arrays: dict[str, np.ndarray] = {}
     if "maze" in env_name:
+        qpos = qpos.clip(-2, 2)  # within the first cell
         qpos[1::3] = env.cur_goal_xy
     elif "cube" in env_name:
         qpos[1::3, 14:17] = env._data.mocap_pos[0]

@@ -5,14 +5,9 @@ Every dataset source (file or arrays in memory) is described by columns, and one
 belong. So loading needs little more memory than the arrays that result, and the result may lie in memory or on disk.
 """
 
-import errno
-import tokenize
-import zipfile
-import zlib
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +27,7 @@ def in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def block_rows(shape: tuple[int, ...], dtype: Any) -> int:
     """How many rows of an array are handled at once: few enough that temporaries stay small, for images too."""
-    row_bytes = max(1, int(np.prod(shape[1:], dtype=np.int64)) * np.dtype(dtype).itemsize)
+    row_bytes = max(1, math.prod(shape[1:]) * np.dtype(dtype).itemsize)
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
 
@@ -97,10 +92,20 @@ def lockstep(*columns: Column) -> Iterator[tuple[np.ndarray, ...]]:
 
 
 def array_column(name: str, values: Any) -> Column:
-    """A column of an array in memory (or of anything that NumPy makes one of)."""
+    """
+    A column of an array in memory (or of anything that NumPy makes one of).
+
+    :raises ValueError: if NumPy makes none, or entries are masked, which would be lost
+    """
+    for part in values if isinstance(values, list | tuple) else (values,):
+        if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
+            raise ValueError(
+                f"{name} is a masked array with {np.ma.count_masked(part)} masked values: leave out their rows, or fill them "
+                "(numpy.ma.MaskedArray.filled)"
+            )
     try:
         array = np.asarray(values)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # of ragged lists, tensors on a GPU or with gradients
         raise ValueError(f"{name} cannot be made an array: {error}") from error
     if array.ndim == 0:
         raise ValueError(f"{name} must be an array with one row per transition, got {type(values).__name__}")
@@ -111,77 +116,6 @@ def array_column(name: str, values: Any) -> Column:
     return Column(name, array.shape, array.dtype, read, array)
 
 
-@contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn what the libraries raise on a damaged file into one ValueError that names the file."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "errno", None) == errno.ENOSPC:
-            raise
-        raise ValueError(f"{path} is not a complete {kind} file (truncated or corrupt): {error}") from error
-
-
-def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, Fortran order and dtype of the .npy data that starts here."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            return np.lib.format.read_array_header_1_0(stream)
-        return np.lib.format.read_array_header_2_0(stream)
-    except (ValueError, SyntaxError, tokenize.TokenError) as error:
-        raise EOFError(f"bad array header: {error}") from error
-
-
-def _npz_blocks(path: Path, member: str, rows: int) -> Iterator[np.ndarray]:
-    with reading(path, ".npz"), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-        shape, fortran_order, dtype = _npy_header(stream)
-        if fortran_order:  # rows are scattered over such a member, so there is no way around reading all of it
-            stream.seek(0)
-            array = np.lib.format.read_array(stream, allow_pickle=False)
-            yield from (array[first : first + rows] for first in range(0, len(array), rows))
-            return
-        row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        for first in range(0, shape[0], rows):
-            count = min(rows, shape[0] - first)
-            data = stream.read(count * row_bytes)
-            if len(data) != count * row_bytes:
-                raise EOFError(f"{member} ends before row {shape[0]}")
-            yield np.frombuffer(data, dtype).reshape(count, *shape[1:])
-
-
-def npz_columns(path: Path) -> dict[str, Column]:
-    """The arrays of an .npz file that have rows, by name; nothing but the headers is read here."""
-    columns = {}
-    with reading(path, ".npz"), zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            with archive.open(member) as stream:
-                shape, _, dtype = _npy_header(stream)
-            name = member.removesuffix(".npy")
-            if shape and not dtype.hasobject:  # objects would need unpickling
-                columns[name] = Column(
-                    name,
-                    shape,
-                    dtype,
-                    lambda rows, member=member: _npz_blocks(path, member, rows),  # type: ignore[misc]
-                )
-    return columns
-
-
-def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, Column]:
-    """
-    :param columns: of the file at ``path``
-    :return: those of the names; a name also stands for all of ``name/key``
-    :raises ValueError: if one is missing
-    """
-    picked = {key: column for key, column in columns.items() if key in names or key.split("/")[0] in names}
-    found = {key.split("/")[0] for key in picked}
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(f"{path} lacks the arrays {missing}; it has {sorted(columns)}")
-    return picked
-
-
 def flags(column: Column) -> np.ndarray:
     """
     All rows of a column of flags.
@@ -190,11 +124,11 @@ def flags(column: Column) -> np.ndarray:
     :return: (rows,) bool, a fresh array
     """
     column = column.flat()
+    if column.dtype.kind not in "biuf":
+        raise ValueError(f"{column.name} must hold bool or 0/1, got dtype {column.dtype}")
     out = np.empty(column.shape, bool)
     first = 0
     for block in column.blocks():
-        if block.dtype.kind not in "biuf":
-            raise ValueError(f"{column.name} must hold bool or 0/1, got dtype {block.dtype}")
         wrong = np.flatnonzero((block != 0) & (block != 1))
         if len(wrong):
             raise ValueError(f"{column.name} must hold bool or 0/1, got {block[wrong[0]]} in row {first + wrong[0]}")
@@ -203,9 +137,10 @@ def flags(column: Column) -> np.ndarray:
     return out
 
 
-def _check_numbers(column: Column) -> None:
-    if column.dtype.kind not in "biuf":
-        raise ValueError(f"{column.name} must hold real numbers, got dtype {column.dtype}")
+def check_numbers(name: str, dtype: np.dtype) -> None:
+    """:raises ValueError: for objects, strings, complex numbers"""
+    if dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold real numbers, got dtype {dtype}")
 
 
 def observation_dtype(column: Column, space: spaces.Space | None = None) -> np.dtype:
@@ -214,11 +149,30 @@ def observation_dtype(column: Column, space: spaces.Space | None = None) -> np.d
 
     :raises ValueError: for objects, strings, complex numbers
     """
-    _check_numbers(column)
+    check_numbers(column.name, column.dtype)
     to_float = isinstance(space, spaces.Box) and space.dtype is not None and np.dtype(space.dtype).kind == "f"
     if column.dtype == np.uint8 or (column.dtype.kind in "iu" and not to_float):
-        return column.dtype
+        return column.dtype.newbyteorder("=")
     return np.dtype(np.float32)
+
+
+def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
+    """
+    Write some rows of an array: all of them, and of the array's kind. NumPy would repeat a single row and round fractions.
+
+    :param target: float32, or integers as :func:`observation_dtype` says
+    :param rows: which
+    :param values: what
+    :param name: of the values in messages, with the file's own words for where they are
+    """
+    expected = (rows.stop - rows.start, *target.shape[1:])
+    if values.shape != expected:
+        raise ValueError(f"{name} has shape {values.shape}, {expected} expected")
+    check_numbers(name, values.dtype)
+    if target.dtype.kind != "f" and values.dtype != target.dtype:
+        raise ValueError(f"{name} has dtype {values.dtype}, {target.dtype} expected, as in what comes before")
+    with np.errstate(over="ignore"):  # a float64 too large for float32 becomes inf, which validation reports
+        target[rows] = values
 
 
 def gather(
@@ -238,7 +192,7 @@ def gather(
     :param final_rows: increasing rows whose values are wanted apart, None for none
     :return: the kept rows and the values at ``final_rows``
     """
-    _check_numbers(column)
+    check_numbers(column.name, column.dtype)
     if final_rows is None:
         final_rows = np.empty(0, np.int64)
     if column.array is not None and keep is None and column.dtype == dtype and allocate is in_memory:
@@ -272,8 +226,14 @@ def check_lengths(columns: Mapping[str, Column]) -> None:
 
 
 def under(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
-    """The columns called ``name`` (key "") or ``name/<key>``."""
+    """
+    The columns called ``name`` (key "") or ``name/<key>``.
+
+    :raises ValueError: if there are both
+    """
     found = {key.removeprefix(name + "/"): column for key, column in columns.items() if key.startswith(name + "/")}
+    if found and name in columns:
+        raise ValueError(f"{name} is given as one array and as {name}/{next(iter(found))}: which is meant?")
     return found or ({"": columns[name]} if name in columns else {})
 
 
@@ -298,117 +258,3 @@ def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
     if not isinstance(values[0], dict | spaces.Dict):
         return function(*values)
     return {key: map_arrays(function, *(value if value is None else value[key] for value in values)) for key in values[0]}
-
-
-def breaks(columns: Mapping[str, Column]) -> np.ndarray:
-    """(rows,) bool: rows whose next observation is not the observation of the row below, and the last row."""
-    observations, successors = under(columns, "observations"), under(columns, "next_observations")
-    out = np.zeros(next(iter(observations.values())).shape[0], bool)
-    out[-1] = True
-    for key, column in observations.items():
-        first, pending = 0, None  # pending: the successor of the last row of the block before
-        for block, following in lockstep(column, successors[key]):
-            if pending is not None:
-                out[first - 1] |= bool(np.any(pending != block[0]))
-            out[first : first + len(block) - 1] |= _rows_differ(following[:-1], block[1:])
-            pending = following[-1]
-            first += len(block)
-    return out
-
-
-def _rows_differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    differ = left != right
-    if differ.any():  # two NaN count as equal: they are reported as NaN, not as a missing trajectory end
-        differ &= (left == left) | (right == right)
-    return differ.any(axis=tuple(range(1, differ.ndim)))
-
-
-def _check_successors(column: Column, observations: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """
-    Check that ``next_observations`` repeats ``observations`` one row later within trajectories.
-
-    :return: its values at the ends of trajectories
-    :raises ValueError: naming the first row where it does not
-    """
-    if column.shape != observations.shape:
-        raise ValueError(f"{column.name} must have the shape of the observations {observations.shape}, got {column.shape}")
-    finals = []
-    first = 0
-    for block in column.blocks():
-        block = block.astype(observations.dtype, copy=False)
-        end = ends[first : first + len(block)]
-        following = observations[first + 1 : first + 1 + len(block)]  # one row short at the end of the data, where end is True
-        wrong = np.flatnonzero(_rows_differ(block[: len(following)], following) & ~end[: len(following)])
-        if len(wrong):
-            row = first + int(wrong[0])
-            raise ValueError(
-                f"{column.name}[{row}] differs from observations[{row + 1}] although trajectory_ends[{row}] is False: "
-                "a trajectory end is probably missing there"
-            )
-        finals.append(block[end])
-        first += len(block)
-    return np.concatenate(finals)
-
-
-def assemble(
-    columns: Mapping[str, Column],
-    terminated: np.ndarray,
-    trajectory_ends: np.ndarray,
-    allocate: Allocate,
-    observation_space: spaces.Space | None = None,
-) -> Parts:
-    """
-    Make the arrays of a dataset from transitions, one per row.
-
-    :param columns: observations, actions, rewards and optionally next_observations (both as one column or as ``name/key``)
-    :param terminated: (N,) bool
-    :param trajectory_ends: (N,) bool, the last row counts as True
-    :param allocate: where the arrays go
-    :param observation_space: the space, where known
-    :return: all N rows with ``next_observations``; without, the truncated rows are left out
-    """
-    given_flags = {"terminated": terminated, "trajectory_ends": trajectory_ends}
-    if columns["actions"].dtype.kind in "biu":
-        raise ValueError(
-            f"actions have dtype {columns['actions'].dtype}: flow policies need continuous (float) actions; for discrete "
-            "actions use DQN or PPO of Stable-Baselines3 or QR-DQN of sb3-contrib"
-        )
-    check_lengths({**columns, **{name: array_column(name, array) for name, array in given_flags.items()}})
-    ends = trajectory_ends.copy()
-    ends[-1] = True
-    successors = under(columns, "next_observations")
-    keep: np.ndarray | None = None
-    final_rows = np.empty(0, np.int64)
-    if not successors:
-        # Nobody knows what a truncated row led to. Without it, its own observation is what the row above led to.
-        keep = terminated | ~ends
-        before_dropped = np.append(~keep[1:], False)
-        end_rows = np.flatnonzero(keep & (ends | before_dropped))
-        final_rows = np.where(ends[end_rows], end_rows, end_rows + 1)
-        if not len(end_rows):
-            raise ValueError(
-                "no transition is left: every trajectory is one truncated row whose next observation is unknown; "
-                "pass next_observations"
-            )
-        ends = (ends | before_dropped)[keep]
-        terminated = terminated[keep]
-        if keep.all():
-            keep = None
-    sub_spaces = entries(observation_space)
-    observations, finals = {}, {}
-    for key, column in under(columns, "observations").items():
-        dtype = observation_dtype(column, sub_spaces.get(key))
-        observations[key], finals[key] = gather(column, dtype, allocate, keep, final_rows)
-    if successors:
-        if successors.keys() != observations.keys():
-            raise ValueError(f"next_observations has the keys {sorted(successors)}, observations has {sorted(observations)}")
-        finals = {key: _check_successors(column, observations[key], ends) for key, column in successors.items()}
-    return Parts(
-        nest(observations),
-        gather(columns["actions"], np.float32, allocate, keep)[0],
-        gather(columns["rewards"].flat(), np.float32, allocate, keep)[0],
-        terminated,
-        ends,
-        nest(finals),
-        observation_space,
-    )

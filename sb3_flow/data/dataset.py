@@ -17,7 +17,6 @@ from sb3_flow.data.columns import (
     Allocate,
     Parts,
     array_column,
-    assemble,
     entries,
     flags,
     in_memory,
@@ -25,9 +24,13 @@ from sb3_flow.data.columns import (
     nest,
     row_slices,
 )
+from sb3_flow.data.locations import resolve
+from sb3_flow.data.minari import read_minari
+from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
-from sb3_flow.data.sources import SOURCES, read_minari, read_replay_buffer, require_extra
-from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, checked
+from sb3_flow.data.sources import SOURCES, require_extra
+from sb3_flow.data.transitions import assemble, check_names
+from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, check_space, checked
 
 if TYPE_CHECKING:
     import minari
@@ -136,13 +139,14 @@ class OfflineDataset:
         observations: Any,
         actions: Any,
         rewards: Any,
-        terminated: Any,
-        trajectory_ends: Any,
+        terminated: Any = None,
+        trajectory_ends: Any = None,
         next_observations: Any = None,
         *,
         observation_space: spaces.Space | None = None,
         action_space: spaces.Space | None = None,
         source: str = "arrays",
+        **other_names: Any,
     ) -> "OfflineDataset":
         """
         A dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
@@ -160,28 +164,28 @@ class OfflineDataset:
         :param observation_space: default: unbounded Box for floats, the type's range for integers, Dict of these
         :param action_space: default: Box(-1, 1) if all actions lie in it
         :param source: where the data come from, for messages
+        :param other_names: ``terminals``, ``timeouts``, ``truncated`` and ``dones`` are refused with the rule that makes
+            ``terminated`` and ``trajectory_ends`` of them
         :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
         """
+        check_names(terminated, trajectory_ends, other_names)
         columns = {}
         for name, value in (("observations", observations), ("next_observations", next_observations)):
             if isinstance(value, Mapping):
                 if not value:
                     raise ValueError(f"{name} is an empty dict")
-                columns.update({f"{name}/{key}": array_column(f"{name}/{key}", entry) for key, entry in value.items()})
-            elif value is not None:
+                for key, part in value.items():
+                    if not isinstance(key, str) or not key:
+                        raise ValueError(f"the keys of {name} must be text that is not empty, got {key!r}")
+                    columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
+            elif value is not None or name == "observations":
                 columns[name] = array_column(name, value)
         columns["actions"] = array_column("actions", actions)
         columns["rewards"] = array_column("rewards", rewards)
-        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
-            if space is not None and not isinstance(space, spaces.Space):
-                raise TypeError(f"{name} must be a Gymnasium space, got {type(space).__name__}")
-        if action_space is not None:
-            check_action_space(action_space)
-            if columns["actions"].dtype.kind in "iu":  # e.g. a list of whole numbers
-                columns["actions"] = array_column("actions", np.asarray(actions, np.float32))
-        ends = flags(array_column("trajectory_ends", trajectory_ends))
-        parts = assemble(columns, flags(array_column("terminated", terminated)), ends, in_memory, observation_space)
-        parts.action_space = action_space
+        check_space("observation_space", observation_space)
+        check_space("action_space", action_space)
+        stop, ends = flags(array_column("terminated", terminated)), flags(array_column("trajectory_ends", trajectory_ends))
+        parts = assemble(columns, stop, ends, in_memory, observation_space, action_space)
         return cls._of(checked(parts, in_place=parts.actions is not columns["actions"].array), source)
 
     @classmethod
@@ -192,7 +196,7 @@ class OfflineDataset:
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
         require_extra("minari", "minari", "minari")
-        return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.spec.dataset_id}")
+        return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.id}")
 
     @classmethod
     def from_replay_buffer(cls, buffer: ReplayBuffer) -> "OfflineDataset":
@@ -213,7 +217,7 @@ class OfflineDataset:
         action_space: spaces.Space | None = None,
     ) -> "OfflineDataset":
         """
-        Load ``"prefix:where"``. Nothing is ever downloaded.
+        Load ``"prefix:where"``, or a folder that :meth:`save` wrote. Nothing is ever downloaded.
 
         ============================================  ======================================================================
         ``ogbench:<single-task name>[@<file.npz>]``   OGBench's raw file, labelled for one task
@@ -223,32 +227,36 @@ class OfflineDataset:
         ``sb3:<file.pkl>``                            a replay buffer saved by SB3. Unpickling runs code: only load files
                                                       that you trust
         ``npz:<file.npz>``                            arrays named as the arguments of :meth:`from_arrays`
-        ``npz:<folder>``                              what :meth:`save` wrote, opened memory-mapped
+        ``npz:<folder>``                              what :meth:`save` wrote, opened memory-mapped and read once to check it
         ============================================  ======================================================================
 
         :param location: as above
         :param mmap_dir: for data larger than memory: convert the source into this folder by blocks and open the result
             memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
             leaves a hidden ``.<name>.partial-...`` beside the folder, which may be deleted
-        :param observation_space: for sources that do not record it (d4rl, npz file); default as in :meth:`from_arrays`
-        :param action_space: for sources that do not record it (d4rl, npz file); default as in :meth:`from_arrays`
+        :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; of
+            others it replaces what they record. The data must fit
+        :param action_space: likewise
         :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
         :raises FileNotFoundError: if there is no such file
         :raises ImportError: naming the extra that is needed
         """
         if not isinstance(location, str):
             raise TypeError(f"location must be a string 'prefix:where', got {type(location).__name__}")
-        prefix, colon, where = location.partition(":")
-        if not colon or prefix not in SOURCES:
-            raise ValueError(f"'{location}' must start with one of {', '.join(f'{name}:' for name in SOURCES)}")
-        if prefix == "npz" and Path(where).expanduser().is_dir():
-            return cls._of(storage.open_folder(Path(where).expanduser()), location)
+        check_space("observation_space", observation_space)
+        check_space("action_space", action_space)
+        prefix, where = resolve(location)
+        folder = Path(where).expanduser()
+        if prefix == "npz" and folder.is_dir():
+            if mmap_dir is not None:
+                raise ValueError(f"`mmap_dir` is for files; the folder {folder} is opened memory-mapped where it is")
+            return cls._of(storage.open_folder(folder, observation_space, action_space), f"{prefix}:{where}")
         source = SOURCES[prefix](where)
 
         def read(allocate: Allocate) -> Parts:
-            parts = source.read(allocate)
-            parts.observation_space = observation_space or parts.observation_space
-            parts.action_space = action_space or parts.action_space
+            parts = source.read(allocate, observation_space, action_space)
+            parts.observation_space = parts.observation_space if observation_space is None else observation_space
+            parts.action_space = parts.action_space if action_space is None else action_space
             return checked(parts)
 
         try:

@@ -2,24 +2,30 @@
 
 import gc
 import importlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 
 from sb3_flow.data.columns import (
     Allocate,
+    Column,
     Parts,
     check_lengths,
+    check_numbers,
     flags,
     gather,
     lockstep,
-    npz_columns,
     observation_dtype,
-    pick,
 )
+from sb3_flow.data.files import npz_columns, pick
 from sb3_flow.data.validation import check_action_space
+
+WALL_DEPTH = 0.5
+"""How deep a robot's middle may be in a wall of a maze; a wall is 4 wide, and simulated robots stay outside."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
             f"{path} holds observations of shape {columns['observations'].shape[1:]}, {env_name} has "
             f"{observation_space.shape}: the file is of another dataset"
         )
+    _check_widths(columns, env, path)
 
     extra = flags(columns["terminals"])  # the row that each episode has beyond its transitions
     extra[-1] = True
@@ -97,6 +104,7 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
         for blocks in lockstep(*(columns[name] for name in labelled_by)):
             rows = keep[first : first + len(blocks[0])]
             first += len(rows)
+            _check_states(dict(zip(labelled_by, blocks, strict=True)), env, first - len(rows), path)
             block = {name: values[rows] for name, values in zip(labelled_by, blocks, strict=True)}
             relabel_dataset(env_name, env, block)
             stop = filled + len(block["qpos"])
@@ -113,3 +121,54 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     )
     actions, _ = gather(columns["actions"], np.float32, allocate, keep)
     return Parts(observations, actions, rewards, terminated, last[keep], finals, observation_space, action_space)
+
+
+def _check_widths(columns: dict[str, Column], env: gymnasium.Env, path: Path) -> None:
+    """Check that the states, which labels are made from, are those of the environment's simulator."""
+    robot: Any = env.unwrapped
+    for name, width in (("qpos", robot.model.nq), ("button_states", getattr(robot, "_num_buttons", None))):
+        if name not in columns:
+            continue
+        check_numbers(name, columns[name].dtype)
+        if columns[name].shape[1:] != (width,):
+            raise ValueError(
+                f"{path}: {name} has shape {columns[name].shape}, so {columns[name].shape[1:]} per row, {robot.spec.id} has "
+                f"{width} values: the file is of another dataset"
+            )
+
+
+def _check_states(block: dict[str, np.ndarray], env: gymnasium.Env, first: int, path: Path) -> None:
+    """Check the values that labels are made from; ``first`` is the number of the block's first row."""
+    wrong = np.flatnonzero(~np.isfinite(block["qpos"]).all(axis=1))
+    if len(wrong):
+        bad = block["qpos"][wrong[0]]
+        raise ValueError(f"{path}: qpos must be finite, got {bad[~np.isfinite(bad)][0]} in row {first + wrong[0]}")
+    if "button_states" in block:
+        states = block["button_states"]
+        wrong = np.flatnonzero(((states != 0) & (states != 1)).any(axis=1))
+        if len(wrong):
+            raise ValueError(f"{path}: button_states must be 0 or 1, got {states[wrong[0]]} in row {first + wrong[0]}")
+    maze: Any = env.unwrapped
+    if hasattr(maze, "maze_map"):
+        positions = block["qpos"][:, :2].astype(np.float64)
+        wrong = np.flatnonzero(_in_walls(positions, maze))
+        if len(wrong):
+            raise ValueError(
+                f"{path}: the position {positions[wrong[0]]} in row {first + wrong[0]} is in a wall of {maze.spec.id}: the "
+                "file is of another maze"
+            )
+
+
+def _in_walls(positions: np.ndarray, maze: Any) -> np.ndarray:
+    """(rows,) bool: which positions (rows, 2) are deeper in a wall of OGBench's maze than ``WALL_DEPTH``, or outside of it."""
+    wall, offset = maze.maze_map == 1, np.array([maze._offset_x, maze._offset_y])
+
+    def free(places: np.ndarray) -> np.ndarray:
+        column, row = np.floor((places + offset) / maze._maze_unit + 0.5).T
+        known = (row >= 0) & (row < wall.shape[0]) & (column >= 0) & (column < wall.shape[1])
+        return known & ~wall[np.where(known, row, 0).astype(int), np.where(known, column, 0).astype(int)]
+
+    deep = ~free(positions)
+    for shift in itertools.product((-WALL_DEPTH, 0.0, WALL_DEPTH), repeat=2):  # a free place this near is near enough
+        deep[deep] = ~free(positions[deep] + shift)
+    return deep

@@ -6,6 +6,7 @@ process leaves behind is a hidden folder ``.<name>.partial-...`` that nothing re
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -17,10 +18,13 @@ import numpy as np
 from gymnasium import spaces
 
 from sb3_flow.data.columns import Allocate, Parts, entries, row_slices
+from sb3_flow.data.files import reading
+from sb3_flow.data.validation import checked
 
 INDEX = "dataset.json"
 FORMAT = "sb3_flow.OfflineDataset"
 VERSION = 1
+ARRAYS = ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations")
 
 
 def space_to_json(space: spaces.Space) -> dict[str, Any]:
@@ -40,31 +44,42 @@ def space_to_json(space: spaces.Space) -> dict[str, Any]:
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist()}
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": list(space.shape)}
     raise ValueError(f"a space of type {type(space).__name__} cannot be saved: {space}")
 
 
 def space_from_json(data: dict[str, Any]) -> spaces.Space:
-    """The inverse of :func:`space_to_json`."""
+    """
+    The inverse of :func:`space_to_json`.
+
+    :raises ValueError: if the data are not what it makes
+    """
     kind = data["type"]
     if kind == "Dict":
         return spaces.Dict({key: space_from_json(sub) for key, sub in data["spaces"]})
     if kind == "Box":
         shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        for bound in ("low", "high"):
+            if len(data[bound]) not in (1, math.prod(shape)):
+                raise ValueError(f"{len(data[bound])} values of {bound} for shape {shape}")
+            if not all(isinstance(text, str) for text in (data["dtype"], *data[bound])):
+                raise ValueError(f"dtype and {bound} must be texts, got {data['dtype']!r} and {data[bound]!r}")
         low, high = (np.resize(np.array(data[bound]).astype(dtype), shape) for bound in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(data["n"], start=data["start"])
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(data["nvec"])
-    return spaces.MultiBinary(data["n"])
+        return spaces.MultiDiscrete(data["nvec"], start=data.get("start"))  # files of earlier versions have no start
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(data["n"])
+    raise ValueError(f"unknown type {kind!r}")
 
 
 def named_arrays(parts: Parts) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a dataset under the names that files use: dict entries as ``name/key``."""
-    for name in ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations"):
+    for name in ARRAYS:
         yield from ((f"{name}/{key}" if key else name, array) for key, array in entries(getattr(parts, name)).items())
 
 
@@ -124,46 +139,83 @@ def write_folder(
 
 
 def read_index(path: Path) -> dict[str, Any] | None:
-    """What dataset.json in a folder says, or None if the folder is not a finished dataset folder."""
+    """
+    What dataset.json in a folder says, or None if the folder is not a finished dataset folder.
+
+    :raises ValueError: if it is one of ours and lacks something, or is of another version
+    """
     try:
         index = json.loads((path / INDEX).read_text())
     except (OSError, ValueError):
         return None
-    return index if isinstance(index, dict) and index.get("format") == FORMAT else None
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        return None
+    if index.get("version", VERSION) != VERSION:
+        raise ValueError(f"{path} has dataset format {index['version']}, this version of sb3_flow reads {VERSION}")
+    for key in ("version", "origin", "observation_space", "action_space", "arrays"):
+        if key not in index:
+            raise ValueError(f"{path / INDEX} lacks '{key}'")
+        if key != "version" and not isinstance(index[key], dict) and (key, index[key]) != ("origin", None):
+            raise ValueError(f"{path / INDEX}: '{key}' must be an object, got {index[key]!r}")
+    return index
 
 
-def open_folder(path: Path) -> Parts:
+def open_folder(
+    path: Path,
+    observation_space: spaces.Space | None = None,
+    action_space: spaces.Space | None = None,
+) -> Parts:
     """
-    Open a folder memory-mapped and read-only.
+    Open a folder memory-mapped and read-only, and check it as any source, block by block.
 
     :param path: a folder that :func:`write_folder` made
+    :param observation_space: instead of the one that the folder records
+    :param action_space: instead of the one that the folder records
     :return: the arrays and spaces
     :raises FileNotFoundError: if there is no such folder
-    :raises ValueError: if it is not a complete dataset folder
+    :raises ValueError: if it is not a complete dataset folder, or holds what cannot be trained on
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no dataset folder at {path}")
     index = read_index(path)
     if index is None:
         raise ValueError(f"{path} is not a folder written by OfflineDataset.save (it has no complete {INDEX})")
-    if index["version"] != VERSION:
-        raise ValueError(f"{path} has dataset format {index['version']}, this version of sb3_flow reads {VERSION}")
+    parts = _mapped(path, index)
+    parts.observation_space = parts.observation_space if observation_space is None else observation_space
+    parts.action_space = parts.action_space if action_space is None else action_space
+    return checked(parts, in_place=False)
+
+
+def _mapped(path: Path, index: dict[str, Any]) -> Parts:
+    """The arrays of a folder, memory-mapped and unchecked, and its spaces."""
     arrays: dict[str, Any] = {}
     for name, file in index["arrays"].items():
+        if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
+            raise ValueError(f"{path / INDEX}: {name}: {file!r} is no file of the folder")
         try:
-            array = np.load(path / file, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            with reading(path / file, ".npy"):
+                array = np.lib.format.open_memmap(path / file, mode="r")
+        except (ValueError, SyntaxError, OverflowError) as error:
             raise ValueError(f"{path / file} is not a complete .npy file (truncated or corrupt): {error}") from error
         first, _, key = name.partition("/")
-        if key:
-            arrays.setdefault(first, {})[key] = array
+        if key and isinstance(arrays.setdefault(first, {}), dict):
+            arrays[first][key] = array
+        elif key or first in arrays:
+            raise ValueError(f"{path / INDEX}: {first} is given as one array and as several")
         else:
             arrays[first] = array
-    return Parts(
-        **arrays,
-        observation_space=space_from_json(index["observation_space"]),
-        action_space=space_from_json(index["action_space"]),
-    )
+    missing, unknown = [[a for a in b if a not in c] for b, c in ((ARRAYS, arrays), (arrays, ARRAYS))]
+    if missing:
+        raise ValueError(f"{path / INDEX} names no file for {missing}")
+    if unknown:
+        raise ValueError(f"{path / INDEX} names unknown arrays {unknown}")
+    found: dict[str, Any] = {}
+    for name in ("observation_space", "action_space"):
+        try:
+            found[name] = space_from_json(index[name])
+        except Exception as error:  # Gymnasium raises errors of several types
+            raise ValueError(f"{path / INDEX}: {name} is no space that was saved: {error!r}") from error
+    return Parts(**arrays, **found)
 
 
 def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: dict[str, Any]) -> Parts:
@@ -182,12 +234,13 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
             raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new one")
     elif index["origin"] == origin:
         return open_folder(path)
-    elif not index["origin"] or index["origin"]["location"] != origin["location"]:
-        raise ValueError(f"mmap_dir {path} holds another dataset, {index['source']}: choose a new folder")
+    elif not index["origin"] or index["origin"].get("location") != origin["location"]:
+        raise ValueError(f"mmap_dir {path} holds another dataset, {index.get('source')}: choose a new folder")
     try:
         write_folder(path, fill, source, origin, replace=index is not None)
     except OSError:
         index = read_index(path)  # another process may have finished the same conversion meanwhile
         if index is None or index["origin"] != origin:
             raise
-    return open_folder(path)
+        return open_folder(path)
+    return _mapped(path, json.loads((path / INDEX).read_text()))  # what was just written has been checked

@@ -1,5 +1,10 @@
-"""What makes data trainable: every error names the argument, what was given and what is expected."""
+"""
+What makes data trainable: every error names the argument, what was given and what is expected.
 
+Every source's arrays pass :func:`checked`, a block of rows at a time, also those that stay in files.
+"""
+
+import math
 from typing import Any
 
 import numpy as np
@@ -21,13 +26,42 @@ def check_action_space(space: Any) -> None:
             f"flow policies need continuous actions (a Box action space of floats), got {space}; for discrete actions use "
             "DQN or PPO of Stable-Baselines3 or QR-DQN of sb3-contrib"
         )
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all() and (space.low < space.high).all()):
-        raise ValueError(f"action_space must have finite bounds with low < high, got low {space.low} and high {space.high}")
+    if not space.low.size:
+        raise ValueError(f"action_space must have a component, got {space}")
+    with np.errstate(over="ignore"):
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        width = high - low
+    if not (np.isfinite([low, high, width]).all() and (width > 0).all()):
+        raise ValueError(
+            f"action_space must have finite bounds with low < high (all and their distance as float32), got low {space.low} "
+            f"and high {space.high}"
+        )
+
+
+def check_space(name: str, space: Any) -> None:
+    """:raises TypeError: unless it is a Gymnasium space or None"""
+    if space is not None and not isinstance(space, spaces.Space):
+        raise TypeError(f"{name} must be a Gymnasium space, got {type(space).__name__}")
+
+
+def check_observation_space(space: Any) -> None:
+    """
+    :param space: an observation space
+    :raises ValueError: unless it is one whose observations are arrays, or a flat Dict of these
+    """
+    kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    subs = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    if not subs or not all(isinstance(sub, kinds) for sub in subs):
+        raise ValueError(
+            "observation_space must be a Box, Discrete, MultiDiscrete or MultiBinary space or a flat Dict of these, got "
+            f"{space}"
+        )
 
 
 def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: spaces.Space, whose: str) -> None:
     """
-    Check keys, shapes and kind (images as uint8 or not) of observations against a space; bounds are not compared.
+    Check keys, shapes and kind (images as uint8 or not) of observations against a space, and that values belong to Discrete,
+    MultiDiscrete and MultiBinary spaces. The bounds of a Box are not compared: many environments state others than they keep.
 
     :param observations: (N, \\*shape) or a dict
     :param space: the space
@@ -41,7 +75,7 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
             raise ValueError(f"observations are {given}, {whose} wants {wanted}")
     for key, sub in entries(space).items():
         array = entries(observations)[key]
-        name = f"observations[{key!r}]" if key else "observations"
+        name = _label("observations", key)
         if array.shape[1:] != sub.shape:
             hint = ""
             if sub.shape and sorted(sub.shape) == sorted(array.shape[1:]) and len(sub.shape) == 3:
@@ -50,6 +84,28 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
         image = isinstance(sub, spaces.Box) and sub.dtype == np.uint8
         if isinstance(sub, spaces.Box) and (array.dtype == np.uint8) != image:
             raise ValueError(f"{name} have dtype {array.dtype}, {whose} wants {sub.dtype} (uint8 means an image)")
+        _check_members(name, array, sub, whose)
+
+
+def _check_members(name: str, array: np.ndarray, space: spaces.Space, whose: str) -> None:
+    """Check that observations are whole numbers in the range of a Discrete, MultiDiscrete or MultiBinary space."""
+    if isinstance(space, spaces.Discrete):
+        low, high, kind = space.start, space.start + space.n, "one of"
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high, kind = space.start, space.start + space.nvec, "one of"
+    elif isinstance(space, spaces.MultiBinary):
+        low, high, kind = 0, 2, "0 or 1"
+    else:
+        return
+    for rows in row_slices(array):
+        block = array[rows]
+        wrong = (block < low) | (block >= high) | (block != np.floor(block))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.reshape(len(block), -1).any(axis=1))[0])
+            if kind == "one of":
+                bounds = zip(np.ravel(low).tolist(), np.ravel(high).tolist(), strict=True)
+                kind += " " + " and ".join(f"{least}, ..., {end - 1}" for least, end in bounds)
+            raise ValueError(f"{name} must be {kind} ({whose} {space}), got {block[row]} in row {rows.start + row}")
 
 
 def checked(parts: Parts, in_place: bool = True) -> Parts:
@@ -60,6 +116,7 @@ def checked(parts: Parts, in_place: bool = True) -> Parts:
     :param in_place: whether ``parts.actions`` may be written to
     :return: the same object
     """
+    _check_layout(parts)
     parts.observation_space = _check_observation_arrays(parts)
     actions = parts.actions
     _check_finite("actions", actions)
@@ -72,6 +129,56 @@ def checked(parts: Parts, in_place: bool = True) -> Parts:
     assert isinstance(parts.action_space, spaces.Box)
     parts.actions = _bounded(actions, parts.action_space, in_place)
     return parts
+
+
+def _check_layout(parts: Parts) -> None:
+    """Check keys, lengths, dtypes and numbers of dimensions."""
+    observations, finals = entries(parts.observations), entries(parts.final_observations)
+    if observations.keys() != finals.keys():
+        raise ValueError(f"final_observations have the keys {sorted(finals)}, observations {sorted(observations)}")
+    n_rows = (*next(iter(observations.values())).shape, 0)[0]
+    for key, array in observations.items():
+        _check_array(_label("observations", key), array, n_rows)
+    for name in ("actions", "rewards", "terminated", "trajectory_ends"):
+        _check_array(name, getattr(parts, name), n_rows)
+    if not parts.trajectory_ends[-1]:
+        raise ValueError("the last row of trajectory_ends must be True")
+    n_ends = int(np.count_nonzero(parts.trajectory_ends))
+    for key, array in finals.items():
+        name, dtype, shape = _label("final_observations", key), observations[key].dtype, observations[key].shape[1:]
+        if not array.ndim or array.dtype != dtype or array.shape[1:] != shape:
+            raise ValueError(
+                f"{name} are {array.dtype} of shape {array.shape[1:]} per row, observations have {dtype} of shape {shape}"
+            )
+        if len(array) != n_ends:
+            raise ValueError(f"{name} has {len(array)} rows, but {n_ends} rows end a trajectory")
+
+
+def _label(name: str, key: str) -> str:
+    """How messages call one of several arrays of observations."""
+    return f"{name}[{key!r}]" if key else name
+
+
+def _check_array(name: str, array: np.ndarray, n_rows: int) -> None:
+    """Check that an array has rows, as many as observations have, and is stored in its type."""
+    is_flag, is_observation = name in ("terminated", "trajectory_ends"), name.startswith("observations")
+    if not array.ndim:
+        raise ValueError(f"{name} must be an array with rows, got a single value")
+    if not n_rows:
+        raise ValueError("the dataset is empty")
+    if array.dtype != (np.bool_ if is_flag else np.float32) and not (is_observation and array.dtype.kind in "iu"):
+        expected = "bool" if is_flag else "float32 or integers" if is_observation else "float32"
+        raise ValueError(f"{name} must be stored as {expected}, got {array.dtype}")
+    if len(array) != n_rows:
+        raise ValueError(
+            f"{name} has {len(array)} rows but observations has {n_rows}: every array needs one row per transition"
+        )
+    if math.prod(array.shape[1:]) == 0:
+        raise ValueError(f"{name} have shape {array.shape[1:]} per row: a row holds no value")
+    if (is_flag or name == "rewards") and array.ndim != 1:
+        raise ValueError(f"{name} must have shape {(n_rows,)}, got {array.shape}")
+    if is_flag and any((array[rows].view(np.uint8) > 1).any() for rows in row_slices(array)):
+        raise ValueError(f"{name} must be stored as bool, got bytes other than 0 and 1")
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
@@ -97,10 +204,10 @@ def _check_observation_arrays(parts: Parts) -> spaces.Space:
         for key, array in entries(value).items():
             if space is None and array.ndim < 2:
                 raise ValueError(
-                    f"{name}{f'[{key!r}]' if key else ''} must have shape (N, ...) with at least 2 dimensions, got "
+                    f"{_label(name, key)} must have shape (N, ...) with at least 2 dimensions, got "
                     f"{array.shape}; for a single feature use shape ({len(array)}, 1)"
                 )
-            _check_finite(f"{name}[{key!r}]" if key else name, array)
+            _check_finite(_label(name, key), array)
             if space is None:
                 if array.dtype.kind == "f":
                     inferred[key] = spaces.Box(-np.inf, np.inf, array.shape[1:], np.float32)
@@ -109,7 +216,10 @@ def _check_observation_arrays(parts: Parts) -> spaces.Space:
                     inferred[key] = spaces.Box(limits.min, limits.max, array.shape[1:], array.dtype.type)
     if space is None:
         return spaces.Dict(inferred) if isinstance(parts.observations, dict) else inferred[""]
+    check_observation_space(space)
     check_observations(parts.observations, space, "observation_space")
+    for key, sub in entries(space).items():
+        _check_members(_label("final_observations", key), entries(parts.final_observations)[key], sub, "observation_space")
     return space
 
 

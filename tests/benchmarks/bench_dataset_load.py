@@ -78,7 +78,7 @@ def main() -> None:
     actions = rng.uniform(-1, 1, (rows, 5)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
         raw, plain = Path(folder, "raw.npz"), Path(folder, "plain.npz")
-        qpos = rng.standard_normal((rows, 24), dtype=np.float32)
+        qpos = rng.standard_normal((rows, 23), dtype=np.float32)
         arrays = {"observations": observations, "actions": actions, "terminals": extra.reshape(-1), "qpos": qpos, "qvel": qpos}
         save(raw, {**arrays, "button_states": rng.integers(0, 2, (rows, 9))}, compression)
         ends = np.zeros(rows, bool)

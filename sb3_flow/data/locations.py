@@ -1,0 +1,56 @@
+"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or what was meant instead."""
+
+import difflib
+import re
+import zipfile
+from pathlib import Path
+
+from sb3_flow.data import storage
+from sb3_flow.data.files import hdf5_columns, npz_columns
+from sb3_flow.data.sources import SOURCES
+
+
+def resolve(location: str) -> tuple[str, str]:
+    """
+    :param location: ``prefix:where``, or a folder that ``OfflineDataset.save`` wrote, or its index
+    :return: prefix and where
+    :raises ValueError: for anything else, suggesting what may be meant
+    """
+    prefix, colon, where = location.partition(":")
+    if colon and prefix in SOURCES:
+        return prefix, where
+    path = Path(location).expanduser()
+    folder = path.parent if path.name == storage.INDEX else path
+    if location and storage.read_index(folder) is not None:
+        return "npz", str(folder)
+    known = ", ".join(f"{name}:" for name in SOURCES)
+    raise ValueError(f"'{location}' must start with one of {known}{_suggestion(location, path)}")
+
+
+def _suggestion(location: str, path: Path) -> str:
+    """What may be meant, as the end of a sentence; empty if nothing can be said."""
+    prefix, colon, where = location.partition(":")
+    if path.is_file():
+        return f"; perhaps '{_of_file(path)}{location}'" if _of_file(path) else ""
+    if location and path.is_dir():
+        return f"; {path} is no folder that OfflineDataset.save wrote"
+    nearest = difflib.get_close_matches(prefix.lower(), SOURCES, 1) if colon else []
+    if nearest:
+        return f"; perhaps '{nearest[0]}:{where}'"
+    if "singletask" in location:
+        return f"; perhaps 'ogbench:{location}'"
+    if re.fullmatch(r"([\w.-]+/)*[\w.-]+-v[0-9]+", location):
+        return f"; perhaps 'minari:{location}'"
+    return f"; there is no file {path}" if path.suffix in (".npz", ".hdf5", ".h5", ".pkl") and not colon else ""
+
+
+def _of_file(path: Path) -> str:
+    """What goes before the file's name, as its suffix and arrays tell."""
+    try:
+        if zipfile.is_zipfile(path):
+            return "ogbench:<single-task name>@" if "qpos" in npz_columns(path) else "npz:"
+        if path.suffix in (".hdf5", ".h5"):
+            return "d4rl:" if "actions" in hdf5_columns(path) else "robomimic:"
+    except (ValueError, ImportError):
+        return ""
+    return "sb3:" if path.suffix in (".pkl", ".pickle") else ""
