@@ -50,7 +50,7 @@ def test_scripts(script, dataset, tmp_path, monkeypatch):
         generate("pointmaze-medium-navigate", 2, out=tmp_path / "data", episode_length=60, progress_bar=False)
         # one step is enough here
         monkeypatch.setattr(evaluation, "evaluate_policy", lambda model, env, **_: model.predict(env.reset()))
-    if "learning_curves" in script:
+    if "learning_curves" in script or "compare_acting" in script:
         names["model"] = RQL("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, n_critics=2).learn_offline(dataset, 2)
         names["ppo"] = PPO("MlpPolicy", "CartPole-v1", n_steps=64).learn(64)
         for folder in (Path("logs", name, seed) for name in ("rql", "fmq") for seed in "01"):

@@ -77,8 +77,7 @@ class ActingPolicy(ChunkedPolicy):
         :param search: settings of ``"qgbs"`` to change, see :func:`sb3_flow.flow.beam_search`
         :raises ValueError: if there is no such mode or setting, or the mode needs a critic and there is none
         """
-        if mode not in ACTING_MODES:
-            raise ValueError(f"`acting_mode` must be one of {ACTING_MODES}, but {mode!r} was given.")
+        check_choice(ACTING_MODES, acting_mode=mode)
         if mode in ("best_of_n", "qgbs") and self.n_critics == 0:
             raise ValueError(f"`acting_mode={mode!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
         unknown = sorted(set(search) - set(self.SEARCH))

@@ -46,7 +46,7 @@ def main() -> None:
     models = {
         "SAC (SB3)": build(SAC),
         "FMQ, one step": build(FMQ, acting_mode="sample"),
-        "RQL, 10 steps": build(RQL, flow_steps=10, n_critics=2),
+        "RQL, 10 steps": build(RQL, flow_steps=10, n_critics=2, acting_mode="sample"),
         "FMQ, best of 32": build(FMQ, acting_mode="best_of_n"),
         "FMQ, QGBS": build(FMQ, acting_mode="qgbs"),
     }
