@@ -11,7 +11,7 @@ from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL
 from sb3_flow.common import backends
-from sb3_flow.flow import EnsembleMLP, VelocityNetwork, euler_forward, launch
+from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, euler_forward, launch
 from sb3_flow.flow import backend as flow_backend
 from sb3_flow.flow.backend import compiled_networks
 from sb3_flow.fmq import FlowMapPolicy
@@ -163,12 +163,18 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
     launched = launch.Launch.__call__
     monkeypatch.setattr(launch.Launch, "__call__", lambda *args: (launches.append(1), launched(*args))[1])
     ensemble, field = EnsembleMLP(2, 10, [100, 100]), VelocityNetwork(5, 5, [100])
-    wide = VelocityNetwork(5, 5, [800, 800])
+    wide, flow_map = VelocityNetwork(5, 5, [800, 800]), FlowMapNetwork(5, 5, [300, 300])
     with th.no_grad():
-        for network, rows, expected in ((ensemble, 15, 0), (ensemble, 64, 1), (EnsembleMLP(2, 10, [10]), 64, 0)):
+        for network, rows, expected in ((ensemble, 1, 1), (EnsembleMLP(2, 10, [500, 500]), 7, 0), (ensemble, 64, 1)):
             launches.clear()
             network(th.randn(rows, 10))
             assert len(launches) == expected
+        for rows, expected in ((7, 0), (8, 1)):
+            for n_candidates in (None, 1):
+                launches.clear()
+                velocity = flow_map.bind(th.randn(rows, 5), n_candidates)
+                velocity(th.randn(rows, 5), th.zeros(rows, 1), th.ones(rows, 1))
+                assert len(launches) == expected
         for network, rows, expected in ((field, 1, 1), (wide, 7, 0), (wide, 8, 1)):
             launches.clear()
             euler_forward(network.bind(th.randn(rows, 5)), th.randn(rows, 5), 3)
