@@ -169,7 +169,7 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
             launches.clear()
             network(th.randn(rows, 10))
             assert len(launches) == expected
-        for rows, expected in ((7, 0), (8, 1)):
+        for rows, expected in ((15, 0), (16, 1)):
             for n_candidates in (None, 1):
                 launches.clear()
                 velocity = flow_map.bind(th.randn(rows, 5), n_candidates)

@@ -38,7 +38,7 @@ def not_covered(policy: nn.Module) -> str | None:
     return threads_without_kernels()
 
 
-FEW_ROWS, LITTLE_WORK = 8, 1_100_000
+FEW_ROWS, LITTLE_WORK = 16, 1_100_000
 """Rows, and rows times weights, of a call that does not repay its kernel."""
 FEW_POINTS, MANY_WEIGHTS = 8, 600_000
 """Points whose integration does not repay bringing so many weights into another order."""

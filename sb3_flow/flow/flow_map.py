@@ -88,7 +88,7 @@ class FlowMapNetwork(CompiledNetwork):
         if not (self.native and sizes_are_numbers()):
             return self._bind_plain(features)
         if n_candidates is not None and not self.repays_call(features.shape[0] * n_candidates):
-            return self._bind_plain(features)
+            return self._bind_few(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
             if nothing_looks_in() and self.repays_call(math.prod(a.shape[:-1])) and are_filled(features, a, r, t):
@@ -96,6 +96,19 @@ class FlowMapNetwork(CompiledNetwork):
                 if found is not None:
                     return found
             return self._bind_plain(features)(a, r, t)
+
+        return velocity
+
+    def _bind_few(self, features: th.Tensor) -> AverageVelocity:
+        """Torch's own operators for one call of few rows: operators are what costs, so the first layer is not split."""
+        first, *others = self.layers
+
+        def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+            rows = a.shape[:-1]
+            hidden = first(th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1))
+            for layer in others:
+                hidden = layer(self.activation(hidden))
+            return hidden  # type: ignore[no-any-return]
 
         return velocity
 

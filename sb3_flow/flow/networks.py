@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.backend import FEW_ROWS, CompiledNetwork
+from sb3_flow.flow.backend import CompiledNetwork
 from sb3_flow.flow.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in, sizes_are_numbers
 from sb3_flow.flow.fused import FusedMLP, NotCovered
 from sb3_flow.flow.mlp import Layer, mlp
 from sb3_flow.flow.ode import Velocity
 
-FEW_WEIGHTS = 300_000
-"""Weights of an ensemble that is faster in its kernel for any number of rows."""
+FEW_ENSEMBLE_ROWS, FEW_WEIGHTS = 8, 300_000
+"""Rows of an ensemble that do not repay its kernel, unless its weights are few."""
 
 
 class VelocityNetwork(CompiledNetwork):
@@ -156,7 +156,7 @@ class EnsembleMLP(CompiledNetwork):
 
     def repays_call(self, rows: int) -> bool:
         # torch needs a dozen operators a layer; few rows alone do not repay reading many weights in another order
-        return th.is_grad_enabled() or rows >= FEW_ROWS or self.n_weights <= FEW_WEIGHTS
+        return th.is_grad_enabled() or rows >= FEW_ENSEMBLE_ROWS or self.n_weights <= FEW_WEIGHTS
 
     def bind(self) -> Callable[[th.Tensor, bool], th.Tensor]:
         """:return: :meth:`forward` with the weights as they are now; several calls cost less than those of the module"""
