@@ -59,11 +59,30 @@ class VelocityNetwork(CompiledNetwork):
         :param features: observation features, shape ``(B, features_dim)``
         :return: ``velocity(x, t)`` for x of shape ``(B, A)`` and t of shape ``(B, 1)``
         """
-        if self.native and sizes_are_numbers() and self.repays_integration(features.shape[0]):
-            network = self.fused_linear(self.layers) if nothing_looks_in() and are_filled(features) else None
+        if self.native and nothing_looks_in():
+            if not self.repays_integration(features.shape[0]):
+                return self._bind_few(features)
+            network = self.fused_linear(self.layers) if are_filled(features) else None
             if network is not None:
                 return _FusedVelocity(features, network, self._bind_plain)
         return self._bind_plain(features)
+
+    def _bind_few(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+        """Torch's own operators for an integration of few rows: what the steps share is asked for once."""
+        layers: list[Any] = list(self.layers)
+        if not all(is_untouched(layer, nn.Linear) for layer in layers):
+            return self._bind_plain(features)
+        (weight, bias), *others = [(layer.weight, layer.bias) for layer in layers]
+        from_features = F.linear(features, weight[:, : self.features_dim], bias)
+        flow_weight = weight[:, self.features_dim :].t()
+
+        def velocity(x: th.Tensor, t: th.Tensor) -> th.Tensor:
+            hidden = th.addmm(from_features, th.cat([x, t], dim=-1), flow_weight)
+            for weight, bias in others:
+                hidden = F.linear(self.activation(hidden), weight, bias)
+            return hidden
+
+        return velocity
 
     def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
         layers: list[Any] = list(self.layers)
