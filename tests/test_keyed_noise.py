@@ -13,6 +13,7 @@ from tasks import PointEnv
 from sb3_flow import FMQ, RQL, FlowMapPolicy
 from sb3_flow.flow import fusable, keyed_noise, multipliers
 from sb3_flow.flow.noise import FIRST, GAMMA, SECOND, keyed_normal, mix, row_keys
+from sb3_flow.kernels.keyed_normal import keyed_normal_rows
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16], "n_critics": 2}, "seed": 0, "device": "cpu"}
 MODES = ["sample", "best_of_n", "qgbs"]
@@ -139,12 +140,36 @@ def test_what_changes_the_noise_and_what_does_not():
     assert keyed_noise(th.zeros(0, 3), odd, 0, 2)(4).shape == (0, 4, 2)
 
 
-def test_torchs_operators_draw_the_same(monkeypatch):
-    rows = th.randn(200, 3)
-    noise = keyed_noise(rows, ODD, 0, 5)(3)
+@pytest.mark.parametrize("seed", [0, -3, 2**63, 2**70 + 5])
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_the_loop_numpy_and_torch_draw_the_same(monkeypatch, seed, size):
+    rows = 10.0 ** th.linspace(-44, 38, 600).view(200, 3) * th.randn(200, 3).sign()
+    rows[0] = th.tensor([0.0, -0.0, 1e-45])
+
+    def draw():
+        source = keyed_noise(rows, ODD, seed, size)
+        return th.cat([source(3), source(2)], 1)
+
+    compiled = draw()
+    monkeypatch.setattr("sb3_flow.flow.noise.unavailable", lambda: "asked not to")
+    in_numpy = draw()
     monkeypatch.setattr("sb3_flow.flow.noise.can_fuse", lambda *tensors: False)
-    th.testing.assert_close(keyed_noise(rows, ODD, 0, 5)(3), noise, rtol=0, atol=1e-6)
+    for other in (in_numpy, draw()):
+        th.testing.assert_close(other, compiled, rtol=0, atol=1e-6)
     assert fusable.can_fuse(rows)
+
+
+def test_the_loop_is_given_what_it_reads():
+    rows, odd = np.zeros((2, 3), np.float32), ODD.numpy()
+    for wrong in (
+        (rows.astype(float), odd),
+        (rows[:, :2], odd),
+        (rows, odd.astype(np.int32)),
+        (rows, odd[:2]),
+        (rows[0], odd),
+    ):
+        with pytest.raises(ValueError, match="`rows` and `odd` must be contiguous"):
+            keyed_normal_rows(*wrong, 0, 0, 4)
 
 
 # ----------------------------------------------------------------- policies

@@ -91,8 +91,10 @@ class FlowMapNetwork(CompiledNetwork):
             return self._bind_few(features)
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            if nothing_looks_in() and self.repays_call(math.prod(a.shape[:-1])) and are_filled(features, a, r, t):
-                found = self._fused(features, a, r, t)
+            if nothing_looks_in():
+                if not self.repays_call(math.prod(a.shape[:-1])):
+                    return self._bind_few(features)(a, r, t)
+                found = self._fused(features, a, r, t) if are_filled(features, a, r, t) else None
                 if found is not None:
                     return found
             return self._bind_plain(features)(a, r, t)
@@ -105,7 +107,11 @@ class FlowMapNetwork(CompiledNetwork):
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
             rows = a.shape[:-1]
-            hidden = first(th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1))
+            try:
+                inputs = [features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)]
+            except RuntimeError:  # torch's operators may also broadcast a against more features
+                return self._bind_plain(features)(a, r, t)
+            hidden = first(th.cat(inputs, dim=-1))
             for layer in others:
                 hidden = layer(self.activation(hidden))
             return hidden  # type: ignore[no-any-return]

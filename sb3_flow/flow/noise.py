@@ -6,8 +6,8 @@ i times an odd constant, so that a row's numbers depend neither on other rows no
 observation's numbers and of a seed: a sum of products with random odd constants (multilinear hashing), mixed. Integers
 have 64 bits and wrap around, which every device does alike, and their sums do not depend on the order.
 
-The functions take NumPy's arrays or torch's tensors. NumPy's operators cost a tenth of torch's on so few numbers; torch's run
-on every device and can be traced.
+The functions take NumPy's arrays or torch's tensors, which have every device and can be traced. On the CPU one compiled loop
+draws the same numbers; without numba NumPy's operators do, which cost a tenth of torch's on so few numbers.
 """
 
 import math
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch as th
 
+from sb3_flow.compiled import unavailable
 from sb3_flow.flow.fusable import can_fuse
+from sb3_flow.kernels.keyed_normal import keyed_normal_rows
 
 NoiseSource = Callable[[int], th.Tensor]
 """``source(n)``: n new starting points for every observation, shape ``(B, n, A)``."""
@@ -69,8 +71,11 @@ def row_keys(rows: Array, odd: Array, seed: int) -> Array:
     mantissas, exponents = _library(rows).frexp(rows)
     whole = mantissas * 2.0**24
     words = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
-    signed_seed = (seed * GAMMA + 2**63) % 2**64 - 2**63
-    return mix((words * odd).sum(1) + signed_seed)
+    return mix((words * odd).sum(1) + _mixed_seed(seed))
+
+
+def _mixed_seed(seed: int) -> int:
+    return (seed * GAMMA + 2**63) % 2**64 - 2**63
 
 
 def keyed_normal(keys: Array, first: int, n: int) -> Array:
@@ -108,18 +113,30 @@ def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseS
             "torch.onnx cannot export noise that is keyed by the observation: export the policy with acting_mode='zero', or a "
             "module that takes the noise as an input and calls `policy.samples(observation, noise)`."
         )
-    rows, drawn = rows.detach(), 0
-    in_numpy = can_fuse(rows)
-    keys = row_keys(rows.numpy(), odd.numpy(), seed) if in_numpy else row_keys(rows, odd, seed)
+    rows, drawn = rows.detach().contiguous(), 0
+    if can_fuse(rows):
+        draw = _compiled_draw(rows.numpy(), odd.numpy(), seed)
+    else:
+        keys = row_keys(rows, odd, seed)
+
+        def draw(first: int, n: int) -> th.Tensor:
+            return keyed_normal(keys, first, n).float()  # type: ignore[no-any-return]
 
     def source(n: int) -> th.Tensor:
         nonlocal drawn
         first, drawn = drawn, drawn + math.ceil(n * size / 2)
-        numbers = keyed_normal(keys, first, n * size)
-        tensor = th.from_numpy(numbers.astype(np.float32)) if in_numpy else numbers.float()
-        return tensor.unflatten(1, (n, size))
+        return draw(first, n * size).view(-1, n, size)
 
     return source
+
+
+def _compiled_draw(rows: np.ndarray, odd: np.ndarray, seed: int) -> Callable[[int, int], th.Tensor]:
+    """:return: of the first pair and the numbers of each row, these numbers, float32"""
+    if unavailable() is None:
+        mixed_seed = _mixed_seed(seed)
+        return lambda first, n: th.from_numpy(keyed_normal_rows(rows, odd, mixed_seed, first, n))
+    keys = row_keys(rows, odd, seed)
+    return lambda first, n: th.from_numpy(keyed_normal(keys, first, n).astype(np.float32))
 
 
 def fresh_noise(rows: int, size: int, generator: th.Generator | None, device: th.device) -> NoiseSource:
