@@ -281,3 +281,11 @@ def test_the_distribution_of_actions_is_that_of_fresh_noise():
 def test_the_models_seed_decides():
     with pytest.raises(ValueError, match="`noise_seed` is not for `policy_kwargs`"):
         RQL("MlpPolicy", PointEnv(), policy_kwargs={"noise_seed": 3})
+
+
+def test_on_another_device_nothing_is_asked_of_the_data():
+    """Tensors without numbers: no value is read, and all stays where the observations are."""
+    rows, odd = th.empty(4, 3, device="meta"), th.empty(3, dtype=th.int64, device="meta")
+    source = keyed_noise(rows, odd, 0, 5)
+    for noise in (source(2), source(3)):
+        assert noise.device.type == "meta" and noise.dtype == th.float32 and noise.shape[::2] == (4, 5)

@@ -36,6 +36,10 @@ def _library(array: Array) -> ModuleType:
     return th if isinstance(array, th.Tensor) else np
 
 
+def _float64(x: Array) -> Array:
+    return x.double() if isinstance(x, th.Tensor) else x.astype(np.float64)
+
+
 def _shift(x: Array, bits: int) -> Array:
     """:return: x shifted to the right as an unsigned number"""
     return (x >> bits) & (2 ** (64 - bits) - 1)
@@ -90,9 +94,8 @@ def keyed_normal(keys: Array, first: int, n: int) -> Array:
     library = _library(keys)
     pairs = library.arange(first + 1, first + 1 + math.ceil(n / 2), device=keys.device) * GAMMA
     bits = mix(keys[:, None] + pairs)
-    scale = library.asarray(2.0**-32, dtype=library.float64, device=keys.device)
-    radius = library.sqrt(-2 * library.log(((bits & LOW) + 1) * scale))
-    angle = _shift(bits, 32) * (2 * math.pi * scale)
+    radius = library.sqrt(-2 * library.log(_float64((bits & LOW) + 1) * 2.0**-32))
+    angle = _float64(_shift(bits, 32)) * (2 * math.pi * 2.0**-32)
     numbers = library.stack([radius * library.cos(angle), radius * library.sin(angle)], -1)
     return numbers.reshape(keys.shape[0], 2 * len(pairs))[:, :n]
 

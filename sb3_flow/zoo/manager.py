@@ -26,7 +26,7 @@ ZooManager = rl_zoo3.exp_manager.ExperimentManager
 # Keys of a configuration that are the zoo's, and no arguments of an algorithm; all but the first two it has taken out by then
 ZOO_KEYS = (
     *("noise_type", "noise_std", "n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "callback"),
-    *("frame_stack", "env_kwargs", "monitor_kwargs", "deterministic_eval"),
+    *("frame_stack", "env_kwargs", "monitor_kwargs"),
 )
 
 
