@@ -34,9 +34,7 @@ class ActingPolicy(ChunkedPolicy):
     Subclasses give the actor that acts, its jumps and the critic.
     """
 
-    SEARCH: ClassVar[dict[str, Any]] = {
-        **{"beam_width": 4, "branches": 4, "iterations": 1, "eta": 0.3, "rho": 1.5, "completion": "diagonal"},
-    }
+    SEARCH: ClassVar[dict[str, Any]] = dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5, completion="diagonal")
     """Settings of Q-guided beam search (released)."""
     n_critics: int
     n_candidates: int
@@ -55,6 +53,8 @@ class ActingPolicy(ChunkedPolicy):
 
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """
+        Turn noise into actions, as the acting actor does.
+
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
         :return: actions of the acting actor in [-1, 1], shape ``(B, n, A)``
@@ -129,6 +129,8 @@ class ActingPolicy(ChunkedPolicy):
 
     def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: str | None = None) -> th.Tensor:
         """
+        Choose among actions by the critics.
+
         :param observation: B observations
         :param candidates: n actions for each of them, shape ``(B, n, A)``
         :param aggregation: what ranks them, by default ``q_aggregation``

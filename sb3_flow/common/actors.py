@@ -15,13 +15,13 @@ from sb3_flow.flow import NoiseSource, TanhGELU, fresh_noise, keyed_noise, multi
 
 
 def batch_size_of(observation: PyTorchObs) -> int:
-    """:return: number of observations"""
+    """Count the observations of a batch, also while it is traced."""
     # not len(), which is a constant to tracers
     return (next(iter(observation.values())) if isinstance(observation, dict) else observation).shape[0]
 
 
 def draw_seed() -> int:
-    """:return: a seed from torch's global generator"""
+    """Draw a seed from torch's global generator."""
     return int(th.randint(2**31, (1,)).item())
 
 
@@ -94,6 +94,8 @@ class GenerativeActor(ChunkedPolicy):
 
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """
+        Turn noise into actions.
+
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
         :return: actions in [-1, 1], shape ``(B, n, A)``

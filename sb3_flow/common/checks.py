@@ -14,6 +14,8 @@ import numpy as np
 
 def check_minimum(minimum: float, **arguments: float) -> None:
     """
+    Refuse arguments that are too small.
+
     :param minimum: the least allowed value
     :param arguments: values by argument name
     :raises ValueError: if one is smaller, or not a number
@@ -29,6 +31,8 @@ def check_minimum(minimum: float, **arguments: float) -> None:
 
 def check_whole(minimum: int, **arguments: Any) -> None:
     """
+    Refuse arguments that are no whole numbers, or too small.
+
     :param minimum: the least allowed value
     :param arguments: values by argument name; a float like 1e6 is a whole number, too
     :raises ValueError: if one is not a whole number, or smaller
@@ -41,6 +45,8 @@ def check_whole(minimum: int, **arguments: Any) -> None:
 
 def check_layers(net_arch: Any) -> None:
     """
+    Refuse layers without units.
+
     :param net_arch: sizes of layers, in lists and dictionaries of any depth; None is passed over
     :raises ValueError: if a layer has no units, for which nothing would depend on the observation
     """
@@ -54,6 +60,8 @@ def check_layers(net_arch: Any) -> None:
 
 def check_fraction(**arguments: float) -> None:
     """
+    Refuse arguments outside [0, 1].
+
     :param arguments: values by argument name
     :raises ValueError: if one is not in [0, 1]
     """
@@ -64,6 +72,8 @@ def check_fraction(**arguments: float) -> None:
 
 def check_number(where: str = "", **arguments: Any) -> None:
     """
+    Refuse arguments that are no finite numbers.
+
     :param where: end of the message, e.g. when a schedule returned this
     :param arguments: values by argument name; None and functions, whose values are not known yet, are passed over
     :raises ValueError: if one is not a finite number
@@ -75,6 +85,8 @@ def check_number(where: str = "", **arguments: Any) -> None:
 
 def check_scheduled(progress: float, **arguments: float | None) -> None:
     """
+    Refuse what a schedule returned if it cannot be meant.
+
     :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond it; what schedules return there is
         left alone
     :param arguments: what schedules returned now, by argument name
@@ -96,6 +108,8 @@ def _is_finite(given: Any) -> bool:
 
 def check_finite(where: str, **arrays: np.ndarray) -> None:
     """
+    Refuse arrays with NaN or infinite entries.
+
     :param where: the beginning of the message, e.g. the step
     :param arrays: numbers by name
     :raises FloatingPointError: if one of them is not finite

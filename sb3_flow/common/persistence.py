@@ -10,6 +10,7 @@ import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
+from sb3_flow.common.actors import draw_seed
 from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.chunking import ChunkedPolicy
 from sb3_flow.common.copies import DeepCopies
@@ -42,7 +43,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         :param seed: without one, the model's own generators are seeded from torch's global generator
         """
         super().set_random_seed(seed)
-        own_seed = int(th.randint(2**31, (1,)).item()) if seed is None else seed
+        own_seed = draw_seed() if seed is None else seed
         storage_device = self.device if self.storage == "device" else th.device("cpu")
         devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
