@@ -14,9 +14,9 @@ from stable_baselines3.common.results_plotter import ts2xy, window_func
 from tasks import PointEnv
 
 from sb3_flow import GSPO, PPO, RecurrentPPO
-from sb3_flow.common import SuccessInfo
-from sb3_flow.common.evaluate import bootstrap_interval
-from sb3_flow.common.plots import importance_ratios, learning_curves, log_importance_ratios
+from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.envs import SuccessInfo
+from sb3_flow.plotting.curves import importance_ratios, learning_curves, log_importance_ratios
 
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}
 
