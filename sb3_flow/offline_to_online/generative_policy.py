@@ -13,6 +13,7 @@ from torch import nn
 
 from sb3_flow.common.backends import choose_backend
 from sb3_flow.common.checks import check_layers, check_whole
+from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import refuse, saved_by
 from sb3_flow.flow import EnsembleMLP, TanhGELU
 from sb3_flow.fused.compiled_network import compiled_networks, not_covered
@@ -198,7 +199,8 @@ class GenerativePolicy(ActingPolicy):
         if found := saved_by(path):
             refuse(cls, found[0], path)
         device = get_device(device)
-        saved = th.load(path, map_location=device, weights_only=False)
+        with finding_moved_modules():
+            saved = th.load(path, map_location=device, weights_only=False)
         translate(saved["data"])
         policy = cls(**saved["data"])
         policy.load_state_dict(saved["state_dict"])

@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
+from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
@@ -155,7 +156,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         """
         previous = getattr(self, "replay_buffer", None)
         try:
-            super().load_replay_buffer(path, truncate_last_traj)
+            with finding_moved_modules():
+                super().load_replay_buffer(path, truncate_last_traj)
             loaded = self.replay_buffer
             assert loaded is not None
             names = ["n_envs", "observation_space", "action_space"]

@@ -1,15 +1,12 @@
 """Advantage estimators over a rollout: which kernel, on which arrays."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from sb3_flow.kernels import compute_gae, compute_gae_sb3, compute_vtrace
 from sb3_flow.on_policy.grouping import Groups
-
-if TYPE_CHECKING:
-    from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 
 KINDS = ("gae", "vtrace", "group")
 
@@ -28,6 +25,24 @@ class Estimate(NamedTuple):
     counts: np.ndarray | None = None
 
 
+class Rollout(Protocol):
+    """A rollout as an estimator reads it: attributes of the rollout buffer, arrays time-major."""
+
+    rewards: np.ndarray
+    raw_rewards: np.ndarray
+    values: np.ndarray
+    final_values: np.ndarray
+    last_values: np.ndarray
+    last_dones: np.ndarray
+    episode_starts: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    alive: np.ndarray
+    gamma: float
+    gae_lambda: float
+    capacity: int
+
+
 @dataclass
 class Estimator:
     """
@@ -43,7 +58,7 @@ class Estimator:
     c_bar: float = 1.0
     groups: Groups = field(default_factory=Groups)
 
-    def of_rollout(self, rollout: "EstimatedRollouts") -> Estimate:
+    def of_rollout(self, rollout: Rollout) -> Estimate:
         """:return: the estimate at collection, when the policy is still the one that acted (every ratio is 1)"""
         if self.kind == "gae":
             advantages, returns = compute_gae_sb3(
@@ -63,9 +78,7 @@ class Estimator:
         )
         return Estimate(advantages, returns, statistics, counts)
 
-    def of_values(
-        self, rollout: "EstimatedRollouts", values: np.ndarray, last_values: np.ndarray, log_rhos: np.ndarray
-    ) -> Estimate:
+    def of_values(self, rollout: Rollout, values: np.ndarray, last_values: np.ndarray, log_rhos: np.ndarray) -> Estimate:
         """
         :param rollout: rewards and ends of episodes
         :param values: values to estimate with, time-major

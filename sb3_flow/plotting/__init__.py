@@ -9,6 +9,6 @@ extra ``plots`` and is imported when a picture is drawn.
 from sb3_flow.plotting.callback import FlowVisualisationCallback
 from sb3_flow.plotting.curves import learning_curves
 from sb3_flow.plotting.flows import action_flow, flow_values
-from sb3_flow.plotting.ratios import importance_ratios
+from sb3_flow.plotting.ratio_histogram import importance_ratios
 
 __all__ = ["FlowVisualisationCallback", "action_flow", "flow_values", "importance_ratios", "learning_curves"]

@@ -12,7 +12,7 @@ from stable_baselines3.common.logger import TensorBoardOutputFormat
 from sb3_flow.common.checks import check_minimum
 from sb3_flow.plotting.figures import new_figure
 from sb3_flow.plotting.flows import Observation, action_flow, flow_values
-from sb3_flow.plotting.ratios import importance_ratios
+from sb3_flow.plotting.ratio_histogram import importance_ratios
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -69,7 +69,7 @@ def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
         if column not in log:
             raise ValueError(
                 f"`runs`: {file} has no {column!r}: the environment does not put `is_success` into its infos "
-                "(for OGBench wrap it in sb3_flow.common.SuccessInfo)."
+                "(for OGBench wrap it in sb3_flow.envs.SuccessInfo)."
             )
         steps, episodes = log["timesteps"].astype(np.int64), log[column].astype(np.float64)
         offline = log["offline"] if "offline" in log else None
