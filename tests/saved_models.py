@@ -1,9 +1,9 @@
 """
-Models that one version of this package saves and a later one loads, and what comes of going on with them.
+Models that one version of this package saves and a later version loads, and the result of training these models further.
 
-``python tests/saved_models.py FOLDER`` writes one folder a case: the files that users have (model, replay buffer, statistics of
-``VecNormalize``), and ``resumed.npz``, what the same version makes of them. ``test_older_files.py`` does the same with the files
-of an earlier version and compares. Only public names are imported here, so that this file runs in either version.
+``python tests/saved_models.py FOLDER`` writes a folder for each case: the files that users have (model, replay buffer,
+statistics of ``VecNormalize``), and ``resumed.npz``, the result of training further in the same version.
+``test_older_files.py`` trains the models of an earlier version further and compares the results.
 """
 
 import inspect
@@ -29,7 +29,19 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from tasks import PointEnv, collect
 from torch import nn
 
-from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO, FlowMapPolicy, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
+from sb3_flow import (
+    FMQ,
+    GRPO,
+    GSPO,
+    PPO,
+    RQL,
+    AsyncPPO,
+    FlowMapPolicy,
+    GroupedStart,
+    MaskablePPO,
+    OfflineDataset,
+    RecurrentPPO,
+)
 from sb3_flow.common.checkpoints import CheckpointCallback
 
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "learning_rate": 3e-3, "seed": 3, "device": "cpu"}

@@ -99,7 +99,11 @@ for algorithm in (RQL, FMQ):
     few = {"flow_steps": 3, "n_critics": 2} if algorithm is RQL else {}
 
     def images(algorithm: Any = algorithm, few: dict[str, Any] = few) -> Any:
-        small = {**few, "policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}}, "buffer_size": 40}
+        small = {
+            **few,
+            "policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}},
+            "buffer_size": 40,
+        }
         return offline_to_online(algorithm, "CnnPolicy", "image", 1, offline=2, train_freq=10, **small)
 
     def hindsight(algorithm: Any = algorithm, few: dict[str, Any] = few) -> Any:
@@ -115,7 +119,10 @@ for algorithm in (RQL, FMQ):
 
 def behaviour_cloning() -> Any:
     found = []
-    for options in ({"backend": "native"}, {"backend": "torch", "horizon_length": 2, "distillation": "psd", "warmup_steps": 2}):
+    for options in (
+        {"backend": "native"},
+        {"backend": "torch", "horizon_length": 2, "distillation": "psd", "warmup_steps": 2},
+    ):
         env = PointEnv()
         policy = FlowMapPolicy(
             *(env.observation_space, env.action_space, lambda _: 1e-3),
