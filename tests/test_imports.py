@@ -90,3 +90,8 @@ print(len(set(gymnasium.registry) - before), "ogbench" in sys.modules)
     first, second = ended.stdout.splitlines()
     assert first == "[] []"
     assert int(second.split()[0]) > 100 and second.endswith("False")
+
+
+def test_the_zoo_registers_the_environments():
+    code = "import gymnasium, sb3_flow.zoo; print('pointmaze-medium-navigate-singletask-v0' in gymnasium.registry)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
