@@ -28,9 +28,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from sb3_flow import FMQ, RQL, OfflineDataset
-from sb3_flow.common import SuccessInfo
 from sb3_flow.data.generate import generate
 from sb3_flow.data.oracles import NAVIGATE_NOISE, maze_cells
+from sb3_flow.envs import SuccessInfo
 
 ENV_ID = "pointmaze-medium-singletask-v0"  # start (1, 1), goal (6, 6), reward -1 per step until the goal, 1000 steps
 DATASET = "pointmaze-medium-navigate"

@@ -20,8 +20,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow import FMQ, OfflineDataset
-from sb3_flow.common import SuccessInfo
 from sb3_flow.data.generate import generate
+from sb3_flow.envs import SuccessInfo
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

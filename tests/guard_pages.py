@@ -47,7 +47,7 @@ class guarding:
 
 def pytest_configure() -> None:
     """Give each array that kernels leave for each other a block of its own."""
-    from sb3_flow.flow import launch
+    from sb3_flow.fused import launch
 
     launch.PIECE, launch.ALIGNMENT = 0, 1
 

@@ -11,10 +11,10 @@ from stable_baselines3.common.distributions import BernoulliDistribution, DiagGa
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import nn
 
-from sb3_flow.common.on_policy import PolicyGradient
-from sb3_flow.common.rollouts import Minibatch
 from sb3_flow.grpo.policies import ActorPolicy
-from sb3_flow.kernels import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
+from sb3_flow.native import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
+from sb3_flow.on_policy.rollout_buffer import Minibatch
 
 ACTIONS = {
     "categorical": spaces.Discrete(4),

@@ -7,7 +7,7 @@ import pytest
 import torch as th
 
 from sb3_flow.losses import gae_scan, vtrace_scan
-from sb3_flow.losses.advantages import linear_scan
+from sb3_flow.losses.advantage_scans import linear_scan
 
 NAN = math.nan
 SHAPES = [(1, 1), (1, 4), (2, 1), (3, 2), (5, 3), (8, 2), (17, 1), (64, 3), (127, 4), (200, 2)]

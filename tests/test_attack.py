@@ -10,7 +10,7 @@ import pytest
 
 import tests.attack.__main__ as attack
 from sb3_flow import kernels
-from sb3_flow.kernels import BERNOULLI, CATEGORICAL, GAUSSIAN, TANH, Adam, describe_network, describe_objective
+from sb3_flow.native import BERNOULLI, CATEGORICAL, GAUSSIAN, TANH, Adam, describe_network, describe_objective
 from tests.attack.disguise import GUISES
 from tests.attack.engine import EQUAL, REFUSED
 from tests.attack.entries import ENTRIES

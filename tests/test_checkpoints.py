@@ -18,8 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
-from sb3_flow.common import CheckpointCallback, latest_checkpoint
-from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint, write_atomically
 
 SMALL: dict[str, Any] = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "device": "cpu", "policy_kwargs": {"net_arch": [8]}}
 OFFLINE: dict[str, Any] = {"batch_size": 8, "device": "cpu", "policy_kwargs": {"net_arch": [8]}}

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL, FlowMapPolicy
-from sb3_flow.common import compare_acting
+from sb3_flow.offline_to_online import compare_acting
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16], "n_critics": 2}, "n_candidates": 4, "seed": 0, "device": "cpu"}
 MODES = {"sample", "zero", "best_of_n", "qgbs"}

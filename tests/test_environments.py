@@ -11,10 +11,10 @@ import pytest
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_flow import OfflineDataset
-from sb3_flow.common import SparseReward
-from sb3_flow.common.environments import single_task_names
 from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
+from sb3_flow.envs import SparseReward
+from sb3_flow.envs.registration import single_task_names
 
 SPARSE = "scene-play-sparse-singletask-task1-v0"
 

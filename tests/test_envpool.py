@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from sb3_flow import PPO, AsyncPPO
-from sb3_flow.collect import EnvPoolVecEnv
+from sb3_flow.envs import EnvPoolVecEnv
 
 envpool = pytest.importorskip("envpool")
 

@@ -11,8 +11,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL
-from sb3_flow.common import SuccessInfo
-from sb3_flow.common.evaluate import Estimate, bootstrap_interval, find_evaluations, interquartile_mean
+from sb3_flow.common.statistics import Estimate, bootstrap_interval, interquartile_mean
+from sb3_flow.envs import SuccessInfo
+from sb3_flow.offline_to_online.evaluation_notes import find_evaluations
 
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 

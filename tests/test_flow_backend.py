@@ -11,10 +11,11 @@ from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL
 from sb3_flow.common import backends
-from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, euler_forward, launch
-from sb3_flow.flow import backend as flow_backend
-from sb3_flow.flow.backend import compiled_networks
+from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
+from sb3_flow.fused import compiled_network as flow_backend
+from sb3_flow.fused import launch
+from sb3_flow.fused.compiled_network import compiled_networks
 from sb3_flow.rql.policies import RQLPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}

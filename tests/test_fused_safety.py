@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sb3_flow import FMQ, PPO, RQL
 from sb3_flow.compiled import unavailable
-from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward, fused, launch
-from sb3_flow.flow import backend as flow_backend
-from sb3_flow.flow.backend import CompiledNetwork
+from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
-from sb3_flow.kernels import arguments, rowwise
+from sb3_flow.fused import argument_blocks, fused_mlp, launch, rowwise
+from sb3_flow.fused import compiled_network as flow_backend
+from sb3_flow.fused.compiled_network import CompiledNetwork
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="no network is compiled")
 
@@ -319,7 +319,7 @@ def test_compiled_networks_refuse_what_they_cannot_read(wrong):
     x = WRONG[wrong]
     ensemble, network = EnsembleMLP(2, 6, [8, 8]), VelocityNetwork(3, 4, [8, 8])
     layers = [[layer.weight.detach(), layer.bias.detach()] for layer in network.layers]
-    bound = fused.FusedMLP(layers).bind(th.randn(5, 3))
+    bound = fused_mlp.FusedMLP(layers).bind(th.randn(5, 3))
     inputs = th.randn(5, 4), th.rand(5, 1), th.rand(5, 1)
     with pytest.raises(ValueError, match="`inputs` must be"):
         bound(x(th.randn(5, 5)))
@@ -328,16 +328,16 @@ def test_compiled_networks_refuse_what_they_cannot_read(wrong):
             bound.integrate(*(x(one) if i == j else one for j, one in enumerate(inputs)), 3)
     if wrong not in ("rows", "shape"):  # other rows and other inputs are another network's
         with pytest.raises(ValueError, match="`features` must be"):
-            fused.FusedMLP(layers).bind(x(th.randn(5, 3)))
+            fused_mlp.FusedMLP(layers).bind(x(th.randn(5, 3)))
         with pytest.raises(ValueError, match="`inputs` must be"):
-            fused.FusedMLP(list(zip(ensemble.weights, ensemble.biases, strict=True)))(x(th.randn(5, 6)))
+            fused_mlp.FusedMLP(list(zip(ensemble.weights, ensemble.biases, strict=True)))(x(th.randn(5, 6)))
     for i, j in itertools.product(range(3), range(2)):
         if (wrong, i, j) == ("shape", 0, 0):
             continue
         changed = [list(layer) for layer in layers]
         changed[i][j] = x(changed[i][j])
         with pytest.raises((ValueError, AttributeError)):
-            fused.FusedMLP(changed)(th.randn(5, 8))
+            fused_mlp.FusedMLP(changed)(th.randn(5, 8))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "scale", "shift"])
@@ -352,10 +352,10 @@ def test_strides_are_read_or_refused(name):
         copies = [list({**parts, name: given.contiguous()}.values()), last]
         x = th.randn(12, 5).t()[:, ::2]
         if name == "weight":
-            assert th.equal(fused.FusedMLP(layers)(x), fused.FusedMLP(copies)(x.contiguous()))
+            assert th.equal(fused_mlp.FusedMLP(layers)(x), fused_mlp.FusedMLP(copies)(x.contiguous()))
         else:
-            with pytest.raises(fused.NotCovered, match="parameters of layer 0"):
-                fused.FusedMLP(layers)(x)
+            with pytest.raises(fused_mlp.NotCovered, match="parameters of layer 0"):
+                fused_mlp.FusedMLP(layers)(x)
 
 
 def test_expanded_inputs(monkeypatch, network):
@@ -438,7 +438,7 @@ def test_memory_that_was_given_back():
 @th.no_grad()
 def test_too_wide_layers_are_left_to_torch(counted):
     """Kernels keep rows on a thread's stack, which such a row would fill."""
-    EnsembleMLP(1, 2, [fused.WIDEST + 1])(th.randn(3, 2))
+    EnsembleMLP(1, 2, [fused_mlp.WIDEST + 1])(th.randn(3, 2))
     assert not counted
 
 
@@ -448,13 +448,17 @@ def test_too_wide_layers_are_left_to_torch(counted):
 def test_parts_of_the_block_have_places_of_their_own():
     for kernel in (rowwise.forward, rowwise.integrate, rowwise.backward, rowwise.parameter_gradients):
         for part in filter(None, (kernel.head, kernel.layer, kernel.end)):
-            assert list(arguments.places(part, 7)) == list(range(7, 7 + len(part._fields)))
-    assert [arguments.Integration._fields[i] for i in arguments.addresses_in(arguments.Integration)] == ["x", "time", "step"]
+            assert list(argument_blocks.places(part, 7)) == list(range(7, 7 + len(part._fields)))
+    assert [argument_blocks.Integration._fields[i] for i in argument_blocks.addresses_in(argument_blocks.Integration)] == [
+        "x",
+        "time",
+        "step",
+    ]
 
 
 def test_a_call_gives_the_addresses_of_a_block(monkeypatch):
-    end = arguments.Integration(steps=4, size=2, x=3, time=1, step=2)
-    head = arguments.ForwardHead(members=1, batch=1, block=6, layers=0)
+    end = argument_blocks.Integration(steps=4, size=2, x=3, time=1, step=2)
+    head = argument_blocks.ForwardHead(members=1, batch=1, block=6, layers=0)
     blocks = []
 
     class Code:
@@ -467,8 +471,8 @@ def test_a_call_gives_the_addresses_of_a_block(monkeypatch):
 
 
 def test_a_kernel_takes_its_own_parts_only():
-    head = arguments.ForwardHead(members=1, batch=1, block=6, layers=1)
-    layer = arguments.ForwardLayer(*range(len(arguments.ForwardLayer._fields)))
+    head = argument_blocks.ForwardHead(members=1, batch=1, block=6, layers=1)
+    layer = argument_blocks.ForwardLayer(*range(len(argument_blocks.ForwardLayer._fields)))
     launch.Launch(rowwise.forward, 1, head, [layer])
     for wrong in (
         (rowwise.backward, 1, head, [layer]),

@@ -12,8 +12,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.distributions import Distribution
 
 from sb3_flow import PPO, MaskablePPO
-from sb3_flow.common import gradient_steps
-from sb3_flow.common.gradient_steps import FlatAdam, in_place_activations
+from sb3_flow.on_policy import gradient_steps
+from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations
 
 SHAPES = [(5, 3), (5,), (7, 5), (7,), (1, 7), (1,)]
 SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 2, "seed": 3, "device": "cpu"}

@@ -11,7 +11,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 
-from sb3_flow.common.grouped import GroupedStart, group_starts, has_grouped_starts
+from sb3_flow.grpo.grouped_starts import GroupedStart, group_starts, has_grouped_starts
 
 
 class NoisyWalk(gym.Env):

@@ -12,7 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
-from sb3_flow.common.groups import Groups
+from sb3_flow.on_policy.grouping import Groups
 
 SMALL = {"n_steps": 40, "batch_size": 24, "n_epochs": 2, "group_size": 3, "seed": 3, "device": "cpu"}
 

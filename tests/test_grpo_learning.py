@@ -20,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_flow import GRPO, GroupedStart
-from sb3_flow.common.groups import Groups
+from sb3_flow.on_policy.grouping import Groups
 
 THRESHOLD = 340.0
 

@@ -9,10 +9,10 @@ import pytest
 import torch as th
 from torch.nn import functional as F
 
-from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, backend, euler_forward, euler_reverse, fused, launch
-from sb3_flow.flow.backend import CompiledNetwork
-from sb3_flow.kernels import activations
-from sb3_flow.kernels.panels import CHUNK, LANES, PANEL, pointer, product
+from sb3_flow.flow import EnsembleMLP, TanhGELU, VelocityNetwork, euler_forward, euler_reverse
+from sb3_flow.fused import activation_loops, compiled_network, fused_mlp, launch
+from sb3_flow.fused.compiled_network import CompiledNetwork
+from sb3_flow.fused.panels import CHUNK, LANES, PANEL, pointer, product
 
 FEATURES, ACTIONS = 3, 4
 LIMITS = "LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"
@@ -27,7 +27,7 @@ def seed():
 def however_little_work(monkeypatch):
     """Nothing is too little for kernels."""
     for name in LIMITS:
-        monkeypatch.setattr(backend, name, 0)
+        monkeypatch.setattr(compiled_network, name, 0)
 
 
 def close(actual, expected, size=1.0):
@@ -164,24 +164,24 @@ def test_only_some_parameters_learn(monkeypatch):
 
 @numba.njit
 def call_gelu_forward(z, out, rows, size):
-    activations.gelu_forward(pointer(z), pointer(out), rows, size)
+    activation_loops.gelu_forward(pointer(z), pointer(out), rows, size)
 
 
 @numba.njit
 def call_gelu_backward(z, grad, of_bias, rows, size):
-    activations.gelu_backward(pointer(z), pointer(grad), pointer(of_bias), rows, size)
+    activation_loops.gelu_backward(pointer(z), pointer(grad), pointer(of_bias), rows, size)
 
 
 @numba.njit
 def call_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
-    activations.gelu_layer_norm_forward(
+    activation_loops.gelu_layer_norm_forward(
         *(pointer(z), pointer(scale), pointer(shift), pointer(out), pointer(means), pointer(roots), rows, size)
     )
 
 
 @numba.njit
 def call_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):
-    activations.gelu_layer_norm_backward(
+    activation_loops.gelu_layer_norm_backward(
         *(pointer(z), pointer(scale), pointer(means), pointer(roots), pointer(grad)),
         *(pointer(of_bias), pointer(of_scale), pointer(of_shift), rows, size),
     )
@@ -232,9 +232,9 @@ def counted(monkeypatch):
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args: (calls.append(name), original(*args))[1])
 
-    count(fused.FusedMLP, "__call__")
-    count(fused.FusedMLP, "bind")
-    count(fused._Forward, "integrate")
+    count(fused_mlp.FusedMLP, "__call__")
+    count(fused_mlp.FusedMLP, "bind")
+    count(fused_mlp._Forward, "integrate")
     return calls
 
 
@@ -300,7 +300,7 @@ def results_of_networks(batch):
 @pytest.mark.parametrize("batch", [1, 63, 132, 300])
 def test_threads_do_not_change_the_kernels(monkeypatch, batch):
     monkeypatch.setattr(launch, "SERIAL_BELOW", 0)
-    monkeypatch.setattr(fused.th, "addmm", lambda bias, x, w: (bias + x.double() @ w.double()).float())
+    monkeypatch.setattr(fused_mlp.th, "addmm", lambda bias, x, w: (bias + x.double() @ w.double()).float())
     before, results = th.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
@@ -354,7 +354,7 @@ sys.path.insert(0, {tests!r})
 from test_kernels import LIMITS, backend, results_of_networks
 th.set_num_threads(1)
 for name in LIMITS:
-    setattr(backend, name, 0)
+    setattr(compiled_network, name, 0)
 print(*[result.numpy().tobytes().hex() for result in results_of_networks(7)])
 """
 

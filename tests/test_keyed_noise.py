@@ -11,9 +11,10 @@ from gymnasium import spaces
 from tasks import PointEnv
 
 from sb3_flow import FMQ, RQL, FlowMapPolicy
-from sb3_flow.flow import fusable, keyed_noise, multipliers
+from sb3_flow.flow import keyed_noise, multipliers
 from sb3_flow.flow.noise import FIRST, GAMMA, SECOND, keyed_normal, mix, row_keys
-from sb3_flow.kernels.keyed_normal import keyed_normal_rows
+from sb3_flow.fused import fusable
+from sb3_flow.fused.keyed_normal import keyed_normal_rows
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16], "n_critics": 2}, "seed": 0, "device": "cpu"}
 MODES = ["sample", "best_of_n", "qgbs"]

@@ -12,7 +12,7 @@ from on_policy import ACTION_SPACES, walks
 from sb3_flow import PPO
 from sb3_flow.common import backends
 from sb3_flow.common.backends import choose_backend
-from sb3_flow.common.native_choice import torch_is_faster
+from sb3_flow.on_policy.backend_choice import torch_is_faster
 
 SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 1, "seed": 3, "device": "cpu"}
 NARROW = [(3, 64), (64, 64), (64, 1)] * 2
@@ -27,7 +27,7 @@ def no_variable(monkeypatch: Any) -> None:
 @pytest.fixture
 def torch_faster(monkeypatch: Any) -> None:
     """As for a network of this size on many threads."""
-    monkeypatch.setattr("sb3_flow.common.on_policy.torch_is_faster", lambda *_: "layers of 64 units, for example")
+    monkeypatch.setattr("sb3_flow.on_policy.policy_gradient.torch_is_faster", lambda *_: "layers of 64 units, for example")
 
 
 def built(backend: str = "auto", **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def test_the_rule_says_what_it_looked_at() -> None:
 
 def test_the_model_hands_over_what_it_is(monkeypatch: Any) -> None:
     seen = []
-    monkeypatch.setattr("sb3_flow.common.on_policy.torch_is_faster", lambda *given: seen.append(given))
+    monkeypatch.setattr("sb3_flow.on_policy.policy_gradient.torch_is_faster", lambda *given: seen.append(given))
     built(policy_kwargs={"net_arch": {"pi": [7], "vf": [9, 5]}})
     built(batch_size=1000, policy_kwargs={"net_arch": []})  # more than a rollout has
     threads = th.get_num_threads()
@@ -80,7 +80,7 @@ def test_the_choice_is_kept(tmp_path: Path, monkeypatch: Any, capsys: Any) -> No
     first = built().learn(64)
     first.save(tmp_path / "native")
     with monkeypatch.context() as patched:
-        patched.setattr("sb3_flow.common.on_policy.torch_is_faster", lambda *_: "of another machine")
+        patched.setattr("sb3_flow.on_policy.policy_gradient.torch_is_faster", lambda *_: "of another machine")
         second = built().learn(64)
         second.save(tmp_path / "torch")
         loaded = PPO.load(tmp_path / "native", verbose=1)

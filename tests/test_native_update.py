@@ -12,26 +12,28 @@ from native import ACTIONS, TorchUpdate, describe, flat, in_float64, make_policy
 from torch import nn
 
 from sb3_flow.kernels import (
-    METRICS,
-    Adam,
     compute_gae,
     compute_gae_sb3,
     compute_group_returns_to_go,
     compute_process_advantages,
     compute_vtrace,
-    describe_objective,
     exponential_moving_average,
+)
+from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, value_loss
+from sb3_flow.native import (
+    METRICS,
+    Adam,
+    describe_objective,
     policy_evaluate,
     policy_forward,
     policy_outputs,
     policy_values,
     ppo_epoch,
 )
-from sb3_flow.kernels.adam import adam_step, clip_norm
-from sb3_flow.kernels.mlp import _activate
-from sb3_flow.kernels.networks import TANH
-from sb3_flow.kernels.surrogates import _clipped, rowwise_loss, sequence_loss, squared_error
-from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, value_loss
+from sb3_flow.native.adam import adam_step, clip_norm
+from sb3_flow.native.layers import _activate
+from sb3_flow.native.network_layout import TANH
+from sb3_flow.native.surrogate_loops import _clipped, rowwise_loss, sequence_loss, squared_error
 
 LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
 ARCHITECTURES = [

@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import RQL, OfflineDataset
-from sb3_flow.common import latest_checkpoint
+from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.data import TrajectoryReplayBuffer
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "flow_steps": 3, "batch_size": 16, "seed": 0}

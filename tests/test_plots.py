@@ -14,9 +14,10 @@ from stable_baselines3.common.results_plotter import ts2xy, window_func
 from tasks import PointEnv
 
 from sb3_flow import GSPO, PPO, RecurrentPPO
-from sb3_flow.common import SuccessInfo
-from sb3_flow.common.evaluate import bootstrap_interval
-from sb3_flow.common.plots import importance_ratios, learning_curves, log_importance_ratios
+from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.envs import SuccessInfo
+from sb3_flow.plotting.curves import learning_curves
+from sb3_flow.plotting.ratio_histogram import importance_ratios
 
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}
 
@@ -174,7 +175,7 @@ def test_no_success_in_the_file(tmp_path):
 
 def test_ratios_of_the_last_rollout():
     model = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), batch_size=8, **ON_POLICY).learn(32)
-    log_ratios, episodes = log_importance_ratios(model)
+    log_ratios, episodes = model.log_importance_ratios()
     buffer = model.rollout_buffer
     _, present, _ = model.policy.evaluate_actions(th.as_tensor(buffer.observations), th.as_tensor(buffer.actions))
     assert log_ratios == pytest.approx(present.detach().numpy() - buffer.log_probs.ravel(), abs=1e-6)
@@ -198,7 +199,7 @@ def test_ratios_of_episodes():
 def test_ratios_of_sequences():
     kwargs = {**ON_POLICY, "policy_kwargs": {"net_arch": [8], "lstm_hidden_size": 8}}
     model = RecurrentPPO("MlpLstmPolicy", walks(2, ACTION_SPACES["discrete"]), batch_size=8, **kwargs).learn(32)
-    log_ratios, _ = log_importance_ratios(model)
+    log_ratios, _ = model.log_importance_ratios()
     assert len(log_ratios) == 32
     assert np.isfinite(log_ratios).all()
 

@@ -19,8 +19,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow import PPO, MaskablePPO, RecurrentPPO
-from sb3_flow.common.reference import kl_divergence
 from sb3_flow.kernels import compute_gae, compute_vtrace
+from sb3_flow.on_policy.reference import kl_divergence
 
 # a small LSTM: sb3-contrib steps through sequences one by one
 LSTM = {"policy_kwargs": {"lstm_hidden_size": 8}}

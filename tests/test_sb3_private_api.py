@@ -16,8 +16,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_flow.common.offline_labels import EVALUATION, TIMESTEPS
-from sb3_flow.common.rollouts import FLATTENED, RECURRENT_STATES
+from sb3_flow.offline_to_online.offline_labels import EVALUATION, TIMESTEPS
+from sb3_flow.on_policy.rollout_buffer import FLATTENED, RECURRENT_STATES
 
 SIGNATURES = {
     "_setup_model": [],

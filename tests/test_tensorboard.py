@@ -12,7 +12,7 @@ from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
-from sb3_flow.common import SuccessInfo
+from sb3_flow.envs import SuccessInfo
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 ON_POLICY = {"n_steps": 8, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}, "seed": 0}

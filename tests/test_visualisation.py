@@ -13,8 +13,8 @@ from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_flow import FMQ, PPO, RQL, FlowMapPolicy
-from sb3_flow.common import FlowVisualisationCallback
-from sb3_flow.common.visualisation import action_flow, flow_values
+from sb3_flow.plotting import FlowVisualisationCallback
+from sb3_flow.plotting.flows import action_flow, flow_values
 
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}

@@ -17,12 +17,12 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
 
-from sb3_flow.collect.environments import normalisers, set_coming_reset, set_normalisers, unpack
+from sb3_flow.collect.environment_transfer import normalisers, set_coming_reset, set_normalisers, unpack
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
-from sb3_flow.common.collection import bounded_actions
-from sb3_flow.common.finite import decide
+from sb3_flow.on_policy.collection import bounded_actions
+from sb3_flow.on_policy.finite import decide
 
 # words that learner and collector share
 HEARTBEAT, CANCEL = 0, 1
@@ -127,7 +127,7 @@ class Worker:
         # compiled loops, where the learner has them
         self.native: Any = None
         if setup["native"]:
-            from sb3_flow.common.native import NativeLoops  # only where numba can be used
+            from sb3_flow.on_policy.native_learner import NativeLoops  # only where numba can be used
 
             self.native = NativeLoops(self.policy)
         self.generator = np.random.default_rng(0) if setup["native"] else None

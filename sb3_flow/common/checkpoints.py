@@ -22,6 +22,7 @@ from stable_baselines3.common import callbacks
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
+from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import check_saved_by
 
 try:
@@ -125,7 +126,8 @@ class AtomicSaves(BaseAlgorithm):
         :raises ValueError: if another algorithm saved the file
         """
         check_saved_by(cls, path)
-        return super().load(path, env, *arguments, **options)
+        with finding_moved_modules():
+            return super().load(path, env, *arguments, **options)
 
 
 class CheckpointCallback(callbacks.CheckpointCallback):

@@ -38,7 +38,7 @@ from numba.core.serialize import dumps
 
 config: Any = _config  # names of its own making
 PACKAGE = Path(__file__).resolve().parent.parent
-SOURCES = ("compiled", "kernels")
+SOURCES = ("compiled", "kernels", "native", "fused")
 """Folders whose files take part in the machine code; they import nothing else of this package."""
 OPTIONS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES")
 

@@ -25,6 +25,7 @@ from types import ModuleType
 from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_pkl
 
+from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data.columns import Allocate, Column, Parts, check_lengths, flags
 from sb3_flow.data.files import hdf5_columns, npz_columns, pick
 from sb3_flow.data.minari import find_minari, read_minari
@@ -185,7 +186,8 @@ def sb3_source(where: str) -> Source:
 
     def read(allocate: Allocate, *given: spaces.Space | None) -> Parts:
         try:
-            buffer = load_from_pkl(path)
+            with finding_moved_modules():
+                buffer = load_from_pkl(path)
         except (FileNotFoundError, PermissionError, ImportError, MemoryError):
             raise
         except Exception as error:  # anything may come out of a pickle

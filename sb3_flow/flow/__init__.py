@@ -1,6 +1,5 @@
 """The generative model: networks of velocities and flow maps, integration in both directions, guidance (torch only)."""
 
-from sb3_flow.flow.activations import TanhGELU, gelu
 from sb3_flow.flow.beam_search import beam_search, best_of_n
 from sb3_flow.flow.flow_map import AverageVelocity, FlowMapNetwork, flow_map_jvp, flow_map_sample, jump, sample_r_t
 from sb3_flow.flow.guidance import Critic, action_gradient, aggregate_q, effective_radius, q_guided_projection
@@ -8,6 +7,7 @@ from sb3_flow.flow.networks import EnsembleMLP, VelocityNetwork
 from sb3_flow.flow.noise import NoiseSource, fresh_noise, keyed_noise, multipliers
 from sb3_flow.flow.ode import Velocity, euler_forward, euler_reverse
 from sb3_flow.flow.sampling import sample_depths
+from sb3_flow.fused.plain_mlp import TanhGELU, gelu
 
 __all__ = [
     "AverageVelocity",

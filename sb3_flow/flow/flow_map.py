@@ -14,10 +14,10 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.backend import CompiledNetwork
-from sb3_flow.flow.fusable import are_filled, is_untouched, nothing_looks_in, sizes_are_numbers
-from sb3_flow.flow.fused import NotCovered
+from sb3_flow.fused.compiled_network import CompiledNetwork
+from sb3_flow.fused.fusable import are_filled, is_untouched, nothing_looks_in, sizes_are_numbers
+from sb3_flow.fused.fused_mlp import NotCovered
+from sb3_flow.fused.plain_mlp import TanhGELU
 
 AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 """``velocity(a_r, r, t) -> u`` with a_r and u of shape ``(..., A)``, r and t ``(..., 1)``; closed over the observation."""

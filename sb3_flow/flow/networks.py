@@ -10,12 +10,11 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.flow.activations import TanhGELU
-from sb3_flow.flow.backend import CompiledNetwork
-from sb3_flow.flow.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in, sizes_are_numbers
-from sb3_flow.flow.fused import FusedMLP, NotCovered
-from sb3_flow.flow.mlp import Layer, mlp
 from sb3_flow.flow.ode import Velocity
+from sb3_flow.fused.compiled_network import CompiledNetwork
+from sb3_flow.fused.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in, sizes_are_numbers
+from sb3_flow.fused.fused_mlp import FusedMLP, NotCovered
+from sb3_flow.fused.plain_mlp import Layer, TanhGELU, mlp
 
 FEW_ENSEMBLE_ROWS, FEW_WEIGHTS = 8, 300_000
 """Rows of an ensemble that do not repay its kernel, unless its weights are few."""

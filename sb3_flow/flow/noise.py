@@ -19,8 +19,8 @@ import numpy as np
 import torch as th
 
 from sb3_flow.compiled import unavailable
-from sb3_flow.flow.fusable import can_fuse
-from sb3_flow.kernels.keyed_normal import keyed_normal_rows
+from sb3_flow.fused.fusable import can_fuse
+from sb3_flow.fused.keyed_normal import keyed_normal_rows
 
 NoiseSource = Callable[[int], th.Tensor]
 """``source(n)``: n new starting points for every observation, shape ``(B, n, A)``."""

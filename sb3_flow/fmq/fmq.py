@@ -9,12 +9,12 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.checks import check_choice, check_minimum, check_number, check_whole, warn_without_effect
-from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
-from sb3_flow.common.targets import MovingAverage
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.flow import AverageVelocity, action_gradient, aggregate_q, effective_radius, q_guided_projection
 from sb3_flow.fmq.policies import ActionValue, CnnPolicy, FlowMapActor, FlowMapPolicy, MlpPolicy, MultiInputPolicy
 from sb3_flow.losses import regression_loss
+from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
+from sb3_flow.offline_to_online.moving_average import MovingAverage
 
 
 class FMQ(OfflineToOnlineAlgorithm):

@@ -8,21 +8,14 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
-from sb3_flow.common.actors import GenerativeActor
 from sb3_flow.common.checks import check_choice, check_known, check_whole, warn_without_effect
-from sb3_flow.common.metrics import MetricSums
-from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
-from sb3_flow.common.spaces import channels_first
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.flow import (
-    AverageVelocity,
-    Critic,
-    FlowMapNetwork,
-    flow_map_sample,
-    jump,
-    sample_r_t,
-)
+from sb3_flow.flow import AverageVelocity, Critic, FlowMapNetwork, flow_map_sample, jump, sample_r_t
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
+from sb3_flow.offline_to_online.actors import GenerativeActor
+from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
+from sb3_flow.offline_to_online.metrics import MetricSums
+from sb3_flow.offline_to_online.spaces import channels_first
 
 DISTILLATIONS = ("mf", "lsd", "psd")
 N_PATH_POINTS = 11

@@ -11,9 +11,9 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checks import check_choice, check_whole, warn_without_effect
-from sb3_flow.common.grouped import check_groups, group_starts
-from sb3_flow.common.groups import AGGREGATIONS, BASELINES, CREDITS, SCALES, Groups
+from sb3_flow.grpo.grouped_starts import check_groups, group_starts
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.on_policy.grouping import AGGREGATIONS, BASELINES, CREDITS, SCALES, Groups
 from sb3_flow.ppo import PPO
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")

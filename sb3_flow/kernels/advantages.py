@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_flow.compiled import Loop, compiled
-from sb3_flow.kernels.checks import (
+from sb3_flow.kernels.array_arguments import (
     BOOL,
     FLOAT32,
     FLOAT64,

@@ -9,7 +9,7 @@ was computed from, the advantages are 0; so they are where all numbers are equal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sb3_flow.kernels.checks import (
+from sb3_flow.kernels.array_arguments import (
     BOOL,
     check_choice,
     check_positive,

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sb3_flow.kernels.checks import check_positive, check_shape, finite_result, numbers
+from sb3_flow.kernels.array_arguments import check_positive, check_shape, finite_result, numbers
 
 MAX_LOG_RATIO = 20.0
 """Ratios are at most e^20: far beyond every clip range, and products with advantages stay finite."""

@@ -4,7 +4,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.checks import BOOL, check_range, check_shape, finite_result, flag_array, number, numbers, whole
+from sb3_flow.kernels.array_arguments import (
+    BOOL,
+    check_range,
+    check_shape,
+    finite_result,
+    flag_array,
+    number,
+    numbers,
+    whole,
+)
 
 FLAT_RANGE = 1e-10
 """Rewards that spread less than this are not stretched."""

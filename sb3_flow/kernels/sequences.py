@@ -3,7 +3,7 @@
 import numpy as np
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.checks import BOOL, check_range, explain_result, flag_array, float_array, numeric
+from sb3_flow.kernels.array_arguments import BOOL, check_range, explain_result, flag_array, float_array, numeric
 
 Optional = np.ndarray | None
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Optional, Optional]

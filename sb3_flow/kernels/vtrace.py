@@ -13,16 +13,9 @@ import math
 import numpy as np
 
 from sb3_flow.compiled import Loop
-from sb3_flow.kernels.checks import BOOL, FLOAT32, FLOAT64, NDARRAY, check_positive, check_shape, float_array
+from sb3_flow.kernels.array_arguments import BOOL, FLOAT32, FLOAT64, NDARRAY, check_positive, check_shape, float_array
 from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve
-from sb3_flow.kernels.sequences import (
-    check_discounts,
-    check_sequences,
-    continuations,
-    explain,
-    shapes_fit,
-    td_errors,
-)
+from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
 
 
 def compute_vtrace(

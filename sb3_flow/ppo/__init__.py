@@ -1,7 +1,8 @@
-"""PPO, MaskablePPO and RecurrentPPO with interchangeable advantage estimators and policy losses."""
+"""PPO, MaskablePPO, RecurrentPPO and AsyncPPO with interchangeable advantage estimators and policy losses."""
 
+from sb3_flow.ppo.async_ppo import AsyncPPO
 from sb3_flow.ppo.maskable import MaskablePPO
 from sb3_flow.ppo.ppo import PPO
 from sb3_flow.ppo.recurrent import RecurrentPPO
 
-__all__ = ["PPO", "MaskablePPO", "RecurrentPPO"]
+__all__ = ["PPO", "AsyncPPO", "MaskablePPO", "RecurrentPPO"]

@@ -11,7 +11,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.on_policy import PolicyGradient
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
 
 
 class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]

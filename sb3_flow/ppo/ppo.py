@@ -8,7 +8,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.common.on_policy import PolicyGradient
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
 
 
 class PPO(PolicyGradient, SB3PPO):

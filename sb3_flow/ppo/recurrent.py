@@ -12,9 +12,9 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.collection import stack_observations
-from sb3_flow.common.on_policy import PolicyGradient
-from sb3_flow.common.rollouts import FinalObservation
+from sb3_flow.on_policy.collection import stack_observations
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
+from sb3_flow.on_policy.rollout_buffer import FinalObservation
 
 
 class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]

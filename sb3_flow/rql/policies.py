@@ -8,11 +8,11 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 
-from sb3_flow.common.acting import ActingPolicy
-from sb3_flow.common.actors import GenerativeActor
 from sb3_flow.common.checks import check_known, check_whole
-from sb3_flow.common.policies import EnsembleValue, GenerativePolicy
 from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, euler_forward
+from sb3_flow.offline_to_online.acting import ActingPolicy
+from sb3_flow.offline_to_online.actors import GenerativeActor
+from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""

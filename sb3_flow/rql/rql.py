@@ -9,12 +9,20 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.checks import check_fraction, check_minimum, check_number, check_whole
-from sb3_flow.common.offline_to_online import OfflineToOnlineAlgorithm
-from sb3_flow.common.targets import MovingAverage
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
-from sb3_flow.rql.policies import CnnPolicy, FlowActor, MlpPolicy, MultiInputPolicy, PartialActionValue, RQLPolicy, Value
+from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
+from sb3_flow.offline_to_online.moving_average import MovingAverage
+from sb3_flow.rql.policies import (
+    CnnPolicy,
+    FlowActor,
+    MlpPolicy,
+    MultiInputPolicy,
+    PartialActionValue,
+    RQLPolicy,
+    Value,
+)
 
 SelfRQL = TypeVar("SelfRQL", bound="RQL")
 

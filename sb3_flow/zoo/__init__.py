@@ -11,6 +11,26 @@ For a script of your own::
     train()
 """
 
-from sb3_flow.zoo.registry import ALGORITHMS, config_file, register
+import importlib
+
+from sb3_flow.zoo.registry import ALGORITHMS, config_file
 
 __all__ = ["ALGORITHMS", "config_file", "register"]
+
+
+def register() -> None:
+    """
+    Make algorithms, samplers for ``-optimize`` and configurations known to rl-zoo3. Call it before
+    ``rl_zoo3.train.train()``; a second call changes nothing.
+
+    :raises ImportError: without rl-zoo3
+    """
+    try:
+        importlib.import_module("rl_zoo3")
+    except ImportError as error:
+        raise ImportError(f"sb3_flow.zoo needs rl-zoo3: pip install 'sb3-flow[zoo]' ({error})") from error
+    # after that check, since these import rl_zoo3
+    from sb3_flow.zoo import manager, samplers
+
+    samplers.register()
+    manager.register()

@@ -17,9 +17,9 @@ from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import AsyncPPO, OfflineDataset
-from sb3_flow.collect.environments import FACTORY
-from sb3_flow.common import OfflineToOnlineAlgorithm
+from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
+from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo import registry
 
 ZooManager = rl_zoo3.exp_manager.ExperimentManager
@@ -167,7 +167,7 @@ class ExperimentManager(ZooManager):
 
 def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEnv:
     """In the collector process, which is new: it has registered nothing."""
-    registry.register()
+    register()
     for package in manager.args.gym_packages:
         importlib.import_module(package)
     return ZooManager.create_envs(manager, n_envs, no_log=no_log)
@@ -183,5 +183,6 @@ def _remove_if_empty(folder: Path | None) -> None:
 
 
 def register() -> None:
-    """Have rl-zoo3 use this manager."""
+    """Make the algorithms known to rl-zoo3, and have it use this manager."""
+    rl_zoo3.ALGOS.update(registry.ALGORITHMS)
     rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = ExperimentManager  # type: ignore[misc]

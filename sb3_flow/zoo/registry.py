@@ -1,6 +1,5 @@
-"""Which algorithms rl-zoo3 is given, under which names, and where their configurations are."""
+"""The algorithms and environments that rl-zoo3 is given, their names, and where their configurations are."""
 
-import importlib
 from pathlib import Path
 
 import torch as th
@@ -25,25 +24,6 @@ def config_file(algo: str) -> Path:
     :return: the configuration that is used without ``--conf-file``: ``zoo_configs/<algo>.yml`` of the repository
     """
     return CONFIGS / f"{algo}.yml"
-
-
-def register() -> None:
-    """
-    Make algorithms, samplers for ``-optimize`` and configurations known to rl-zoo3. Call it before
-    ``rl_zoo3.train.train()``; a second call changes nothing.
-
-    :raises ImportError: without rl-zoo3
-    """
-    try:
-        zoo = importlib.import_module("rl_zoo3")
-    except ImportError as error:
-        raise ImportError(f"sb3_flow.zoo needs rl-zoo3: pip install 'sb3-flow[zoo]' ({error})") from error
-    # after that check, since these import rl_zoo3
-    from sb3_flow.zoo import manager, samplers
-
-    zoo.ALGOS.update(ALGORITHMS)
-    samplers.register()
-    manager.register()
 
 
 def check_device(device: th.device | str) -> None:

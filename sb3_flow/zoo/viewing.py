@@ -12,7 +12,7 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb3_flow.common import OfflineToOnlineAlgorithm
+from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.registry import ALGORITHMS, check_device
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch as th
 from torch import nn
 
-from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, backend, euler_forward, euler_reverse, flow_map
-from sb3_flow.flow.backend import CompiledNetwork
+from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, euler_forward, euler_reverse, flow_map
+from sb3_flow.fused import compiled_network
+from sb3_flow.fused.compiled_network import CompiledNetwork
 from tests.attack.engine import EQUAL, REFUSED, Failure, seed_of
 from tests.attack.memory import guard_module, guarded_allocations, guarded_tensor
 
@@ -71,7 +72,7 @@ class FlowEntry:
         inputs = {name: guarded_tensor(x, at_end) if isinstance(x, th.Tensor) else x for name, x in inputs.items()}
         with ExitStack() as stack:
             for limit in ("LITTLE_WORK", "FEW_ROWS", "FEW_POINTS"):  # nothing is too little for kernels
-                stack.enter_context(mock.patch.object(backend, limit, 0))
+                stack.enter_context(mock.patch.object(compiled_network, limit, 0))
             if guarded:
                 stack.enter_context(guarded_allocations(at_end))
             return self._attempt(network, inputs, choice)

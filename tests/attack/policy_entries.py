@@ -10,8 +10,7 @@ import torch as th
 from stable_baselines3.common.distributions import make_proba_distribution
 from torch import nn
 
-from sb3_flow.common.reference import kl_divergence
-from sb3_flow.kernels import (
+from sb3_flow.native import (
     BERNOULLI,
     CATEGORICAL,
     GAUSSIAN,
@@ -27,6 +26,7 @@ from sb3_flow.kernels import (
     policy_values,
     ppo_epoch,
 )
+from sb3_flow.on_policy.reference import kl_divergence
 from tests.attack.engine import Entry
 from tests.attack.memory import guarded_array
 from tests.native import TorchUpdate, describe, in_float64, make_policy, make_rollout, reference_of

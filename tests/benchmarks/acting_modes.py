@@ -20,8 +20,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow import RQL, OfflineDataset
-from sb3_flow.common import SuccessInfo, compare_acting
 from sb3_flow.data.generate import generate
+from sb3_flow.envs import SuccessInfo
+from sb3_flow.offline_to_online import compare_acting
 
 SHARED: dict[str, Any] = {"learning_rate": 1e-3, "tau": 0.02, "offline_fraction": 0.5, "alpha": 5.0, "expectile": 0.7}
 TASKS: dict[str, dict[str, Any]] = {

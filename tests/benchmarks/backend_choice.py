@@ -35,7 +35,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow import PPO
-from sb3_flow.common.native_choice import torch_is_faster
+from sb3_flow.on_policy.backend_choice import torch_is_faster
 
 WIDTHS, BATCHES, ENVIRONMENTS = (
     (32, 64, 128, 256, 512, 1024),

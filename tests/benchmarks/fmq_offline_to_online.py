@@ -20,8 +20,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 from sb3_flow import FMQ, OfflineDataset
-from sb3_flow.common import SuccessInfo
 from sb3_flow.data.generate import generate
+from sb3_flow.envs import SuccessInfo
 
 EPISODES = 50
 SETTINGS = {

@@ -24,7 +24,7 @@ import torch as th
 from gymnasium import spaces
 
 import sb3_flow
-from sb3_flow.common.offline_env import SpacesOnlyVecEnv
+from sb3_flow.offline_to_online.offline_env import SpacesOnlyVecEnv
 
 MODELS = ("PPO", "GRPO", "RecurrentPPO", "RQL", "MaskablePPO", "GSPO", "AsyncPPO", "FMQ")
 

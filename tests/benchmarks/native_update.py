@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from sb3_flow.kernels import (
+from sb3_flow.native import (
     BERNOULLI,
     CATEGORICAL,
     GAUSSIAN,

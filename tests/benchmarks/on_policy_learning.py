@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
-from sb3_flow.common.evaluate import bootstrap_interval
+from sb3_flow.common.statistics import bootstrap_interval
 
 STEPS = {"CartPole-v1": 200_000, "Pendulum-v1": 800_000, "HalfCheetah-v5": 1_000_000}
 # PPO with 8 environments, the group methods with 32

@@ -1,0 +1,8 @@
+"""Environments from elsewhere. Importing this package registers OGBench's single tasks under the names of their datasets."""
+
+from sb3_flow.envs import registration as registration  # registers the ids
+from sb3_flow.envs.envpool import EnvPoolVecEnv
+from sb3_flow.envs.robomimic_task import RobomimicTask
+from sb3_flow.envs.wrappers import SparseReward, SuccessInfo
+
+__all__ = ["EnvPoolVecEnv", "RobomimicTask", "SparseReward", "SuccessInfo"]

@@ -1,0 +1,282 @@
+"""
+Whole MLPs with tanh-GELU as single autograd functions, computed by compiled kernels.
+
+For networks of the size RL uses, the time outside matrix products (autograd's bookkeeping, copies of biases, reductions of
+their gradients, activations) otherwise exceeds that inside. CPU and float32 only; :mod:`sb3_flow.fused.fusable` says where,
+and :func:`sb3_flow.fused.plain_mlp.mlp` is the same in torch's own operators.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from threading import Lock
+from typing import Any
+
+import torch as th
+
+from sb3_flow.fused.fusable import can_fuse, is_plain
+from sb3_flow.fused.launch import address_of, check, describe
+from sb3_flow.fused.plain_mlp import Layer, mlp
+from sb3_flow.fused.plans import Shape, plan_backward, plan_forward
+
+WIDEST = 16_384
+"""Columns; kernels keep a few rows on a thread's stack."""
+
+
+class NotCovered(ValueError):
+    """Parameters that the kernels cannot read, or that do not fit each other; torch's operators know what to do or to say."""
+
+
+def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
+    """
+    :param layers: of a network
+    :return: its shape, and the addresses of its parameters, nothing (0) for a scale or a shift that is not there
+    :raises NotCovered: if a parameter is not one that the kernels can read, or does not fit the others
+    """
+    first = layers[0].weight
+    batched = first.dim() == 3
+    members, depth = (first.shape[0], first.shape[1]) if batched else (1, first.shape[-1] if first.dim() else 0)
+    columns, distances, normed, addresses = [depth], [], [], []
+    row: tuple[int, ...]
+    for i, layer in enumerate(layers):
+        weight, bias, scale, shift = layer
+        if not is_plain(weight) or weight.dim() != (3 if batched else 2):
+            raise _not_covered(layers, i)
+        if batched:
+            size, row = weight.shape[2], (members, 1, weight.shape[2])
+            fits, of_weight = weight.shape == (members, depth, size), weight.stride()
+        else:
+            size = weight.shape[0]
+            (of_column, of_row), row, fits = weight.stride(), (size,), weight.shape[1] == depth
+            of_weight = 0, of_row, of_column
+        has_norm = scale is not None
+        for one in (bias, scale, shift) if has_norm else (bias,):
+            fits = fits and is_plain(one) and one.shape == row and one.is_contiguous()
+        if not fits or (shift is not None) != has_norm or (has_norm and i == len(layers) - 1):
+            raise _not_covered(layers, i)
+        if not (0 < depth <= WIDEST and 0 < size <= WIDEST and members):
+            raise NotCovered(
+                f"Members must be at least 1 and columns from 1 to {WIDEST}, but {tuple(weight.shape)} was given."
+            )
+        depth = size
+        columns.append(size)
+        distances.append(of_weight)
+        normed.append(has_norm)
+        addresses += [0 if one is None else address_of(one) for one in layer]
+    return Shape(batched, members, tuple(columns), tuple(distances), tuple(normed)), addresses  # type: ignore[arg-type]
+
+
+def _not_covered(layers: Sequence[Layer], i: int) -> NotCovered:
+    return NotCovered(
+        f"The parameters of layer {i} (weight, bias, scale, shift) must be float32, on the CPU and fit the layer below, but "
+        f"{'; '.join(map(describe, layers[i]))} was given."
+    )
+
+
+class FusedMLP:
+    """
+    MLP of K members: linear, GELU and, where scale and shift are given, LayerNorm; the last layer is linear.
+
+    Parameters are checked at each call, for they can be exchanged (``parameter.data = ...``).
+
+    :param layers: of each layer the parameters, see :class:`sb3_flow.fused.plain_mlp.Layer`
+    """
+
+    def __init__(self, layers: Sequence[Sequence[th.Tensor]]) -> None:
+        self.parameters = list(chain.from_iterable(layers))
+        self.layers = [Layer(*layer) for layer in layers]
+
+    def __call__(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
+        """
+        :param inputs: shape ``(B, in)``, shared by all members
+        :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
+        :return: shape ``(K, B, out)``
+        :raises NotCovered: if the kernels cannot read the parameters
+        :raises ValueError: if they cannot read the inputs
+        """
+        if not th.is_grad_enabled():
+            return _Forward(*read(self.layers), self.layers, _rows("inputs", inputs))(inputs)
+        parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
+        return _FusedMLP.apply(self, inputs, *parameters)  # type: ignore[no-any-return]
+
+    def bind(self, features: th.Tensor) -> "_Forward":
+        """
+        Close the network, of one member and with the weights that it has now, over the first of its inputs, without gradients:
+        calls of the result share their memory and the first layer's product with the features.
+
+        :param features: shape ``(B, features_dim)``
+        :return: the network as a function of the other inputs
+        :raises NotCovered: if the kernels cannot read the parameters
+        :raises ValueError: if they cannot read the features
+        """
+        batch, (shape, _) = _rows("features", features), read(self.layers)
+        if shape.is_batched or not 0 < features.shape[1] < shape.columns[0]:
+            raise ValueError(
+                f"`features` must be some of the {shape.columns[0]} inputs of one network, but {features.shape[1]} of"
+                f" {tuple(self.layers[0].weight.shape)} was given."
+            )
+        weights, biases = [layer.weight.detach().t() for layer in self.layers], [layer.bias.detach() for layer in self.layers]
+        start = th.addmm(biases[0], features.detach(), weights[0][: features.shape[1]])
+        weights[0] = weights[0][features.shape[1] :]
+        # Copies: contiguous ones need no further copy in each call, and nobody exchanges or frees them
+        weights = [weight.clone(memory_format=th.contiguous_format) for weight in weights]
+        biases = [bias.clone() for bias in biases]
+        columns = shape.columns[0] - features.shape[1], *shape.columns[1:]
+        distances = tuple((0, size, 1) for size in columns[1:])
+        addresses: list[int] = []
+        for weight, bias in zip(weights, biases, strict=True):
+            addresses += address_of(weight), address_of(bias), 0, 0
+        copies = Shape(True, 1, columns, distances, shape.normed)
+        return _Forward(copies, addresses, (weights, biases), batch, start=start)
+
+
+def _rows(name: str, inputs: th.Tensor) -> int:
+    if not is_plain(inputs) or inputs.dim() != 2 or not inputs.numel():
+        raise ValueError(f"`{name}` must be float32 rows on the CPU, at least one of them, but {describe(inputs)} was given.")
+    return inputs.shape[0]
+
+
+class _Forward:
+    """
+    Forward pass of a network, any number of times in the same memory, one after the other.
+
+    :param shape: of the network
+    :param parameters: their addresses, see :func:`read`
+    :param owned: what these are the addresses of, kept as long as they are
+    :param batch: rows of the inputs
+    :param keeps_z: see :class:`sb3_flow.fused.plans.ForwardPlan`
+    :param keeps_out: likewise
+    :param start: what the first layer's product is added to instead of the bias, shape ``(B, out)``
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        parameters: Sequence[int],
+        owned: Any,
+        batch: int,
+        keeps_z: bool = False,
+        keeps_out: bool = False,
+        start: th.Tensor | None = None,
+    ) -> None:
+        self.shape, columns = shape, shape.columns
+        self.input_shape, self.result_shape = (batch, columns[0]), (shape.members, batch, columns[-1])
+        if start is not None:
+            check("start", start, (batch, columns[1]))
+        self._plan = plan_forward(shape, batch, keeps_z, keeps_out, start is not None, th.get_num_threads())
+        memory, self._arrays = self._plan.memory.allocate()
+        self._rest = [0 if start is None else address_of(start), *parameters, *self._arrays]
+        self._kept, self._lock = (owned, start, memory), Lock()  # the kernels know addresses only
+
+    @property
+    def hidden(self) -> list[int]:
+        """Addresses of product, output and statistics of each hidden layer."""
+        return [self._arrays[number] for numbers in self._plan.hidden for number in numbers]
+
+    def __call__(self, inputs: th.Tensor) -> th.Tensor:
+        """
+        :param inputs: shape ``(B, in)``
+        :return: shape ``(K, B, out)``
+        """
+        check("inputs", inputs, self.input_shape)  # the kernels would read what is not theirs
+        inputs, result = inputs.contiguous(), inputs.new_empty(self.result_shape)
+        with self._lock:
+            self._plan.launch([0, address_of(inputs), address_of(result), *self._rest])
+        return result
+
+    def integrate(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
+        """
+        Euler steps x <- x + step u(x, t), t <- t + step, where u is this network of one member.
+
+        :param x: shape ``(B, A)``
+        :param time: t at the start, shape ``(B, 1)``
+        :param step: shape ``(B, 1)``
+        :param steps: number of steps
+        :return: shape ``(B, A)``
+        """
+        (batch, n_inputs), (members, _, size) = self.input_shape, self.result_shape
+        if members != 1 or n_inputs != size + 1:
+            raise ValueError(f"A network of 1 member and {size + 1} inputs is integrated, not {self.shape}.")
+        check("x", x, (batch, size))
+        check("time", time, (batch, 1))
+        check("step", step, (batch, 1))
+        x, time, step = x.clone(memory_format=th.contiguous_format), time.contiguous(), step.contiguous()
+        inputs, velocity = x.new_empty(self.input_shape), th.empty_like(x)
+        addresses = [0, address_of(inputs), address_of(velocity), *self._rest, *map(address_of, (x, time, step))]
+        with self._lock:
+            self._plan.integration(steps)(addresses)
+        return x
+
+
+class _FusedMLP(th.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, network: FusedMLP, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
+        learns = any(ctx.needs_input_grad[2:])
+        batch = _rows("inputs", inputs)
+        ctx.pass_ = _Forward(*read(network.layers), network.layers, batch, keeps_z=True, keeps_out=learns)
+        ctx.save_for_backward(inputs, *parameters)
+        ctx.parts, ctx.learns = [2 if layer.scale is None else 4 for layer in network.layers], learns
+        return ctx.pass_(inputs)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
+        inputs, *parameters = ctx.saved_tensors
+        rest = iter(parameters)
+        layers = [Layer(*(next(rest) for _ in range(parts))) for parts in ctx.parts]
+        if th.is_grad_enabled() or not can_fuse(grad, inputs):  # a gradient of the gradient, or somebody looks in
+            return None, *_gradients_by_torch(layers, inputs, parameters, ctx.needs_input_grad[1:], grad)
+        return None, *_gradients(ctx.pass_, layers, inputs, grad, ctx.needs_input_grad[1], ctx.learns)
+
+
+def _gradients_by_torch(
+    layers: Sequence[Layer],
+    inputs: th.Tensor,
+    parameters: Sequence[th.Tensor],
+    needed: Sequence[bool],
+    grad: th.Tensor,
+) -> list[th.Tensor | None]:
+    """:return: gradients of the inputs and the parameters that need one, by autograd through torch's operators"""
+    create_graph = th.is_grad_enabled()
+    with th.enable_grad():
+        if not create_graph:
+            aliases = {id(tensor): tensor.detach().requires_grad_() for tensor in (inputs, *parameters)}
+            inputs, parameters = aliases[id(inputs)], [aliases[id(tensor)] for tensor in parameters]
+            layers = [Layer(*(None if tensor is None else aliases[id(tensor)] for tensor in layer)) for layer in layers]  # type: ignore[arg-type]
+        wanted = [tensor for tensor, needs in zip((inputs, *parameters), needed, strict=True) if needs]
+        found = iter(th.autograd.grad(mlp(layers, inputs), wanted, grad, create_graph=create_graph))
+    return [next(found) if needs else None for needs in needed]
+
+
+def _gradients(
+    pass_: _Forward, layers: Sequence[Layer], inputs: th.Tensor, grad: th.Tensor, of_inputs: bool, learns: bool
+) -> list[th.Tensor | None]:
+    """
+    :param pass_: the forward pass, with what it left
+    :param layers: parameters of the network
+    :param inputs: of the network
+    :param grad: of the result
+    :param of_inputs: work out the gradient of the inputs
+    :param learns: work out those of the parameters
+    :return: gradients of the inputs and of each parameter, None for what is not asked for
+    """
+    shape, parameters = read(layers)
+    if shape[:3] != pass_.shape[:3]:
+        raise ValueError(f"Parameters had the shape {pass_.shape} in the forward pass, but have {shape} in the backward pass.")
+    check("inputs", inputs, pass_.input_shape)
+    check("grad", grad, pass_.result_shape)
+    plan = plan_backward(shape, inputs.shape[0], of_inputs, learns)
+    _memory, arrays = plan.memory.allocate()  # kept until the kernels have run
+    to_inputs = grad.new_empty(shape.members, *inputs.shape) if of_inputs else None
+    inputs, grad, zeros = inputs.contiguous(), grad.contiguous(), grad.new_zeros(max(shape.columns))
+    into = 0 if to_inputs is None else address_of(to_inputs)
+    addresses = [0, address_of(zeros), address_of(grad), into, address_of(inputs), *parameters, *pass_.hidden, *arrays]
+    plan.launch(addresses)
+    results: list[th.Tensor | None] = [None if to_inputs is None else to_inputs.sum(0)]
+    if plan.gradients is None:
+        return [*results, *([None] * sum(2 if layer.scale is None else 4 for layer in layers))]
+    for i, layer in enumerate(layers):
+        weight = th.empty_like(layer.weight, memory_format=th.contiguous_format)
+        others = layer.bias.new_empty(shape.parts(i), *layer.bias.shape)
+        addresses += [address_of(weight), address_of(others)]
+        results += [weight, *others]
+    plan.gradients(addresses)
+    return results

@@ -1,0 +1,222 @@
+"""
+The argument blocks of the compiled networks, one plan for each set of sizes: it is made once and serves each call of these
+sizes, which gives the addresses.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from sb3_flow.fused.argument_blocks import (
+    NOTHING,
+    Address,
+    BackwardHead,
+    BackwardLayer,
+    ForwardHead,
+    ForwardLayer,
+    GradientsHead,
+    GradientsLayer,
+    Integration,
+)
+from sb3_flow.fused.launch import Launch, Memory, kernels
+
+PLANS = 512
+"""Plans that are kept."""
+
+
+class Shape(NamedTuple):
+    """What a plan depends on in a network: K; the columns of the input and of each layer's product; and of each layer."""
+
+    is_batched: bool  # weights have shape (K, in, out), not (out, in)
+    members: int
+    columns: tuple[int, ...]
+    distances: tuple[tuple[int, int, int], ...]  # of a weight's members, inputs and outputs
+    normed: tuple[bool, ...]  # whether a LayerNorm follows
+
+    def parts(self, layer: int) -> int:
+        """:return: gradients of a layer besides that of the weight"""
+        return 3 if self.normed[layer] else 1
+
+    @property
+    def parameters(self) -> int:
+        """Addresses of parameters: weight, bias, scale and shift of each layer, nothing for those that are not there."""
+        return 4 * len(self.normed)
+
+
+class ForwardPlan:
+    """
+    Of a forward pass. A call gives these addresses: nothing, the inputs, the result, what the first layer's product is added
+    to instead of the bias, the parameters, the arrays of ``memory``, and x, time and step if it integrates.
+
+    :param shape: of the network
+    :param batch: rows of the inputs
+    :param keeps_z: keep the products of all layers for the backward pass; otherwise layers share their memory
+    :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise they do so
+    :param started: the first layer's product is added to rows of its own
+    :param threads: that it runs on
+    """
+
+    INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
+
+    def __init__(
+        self,
+        shape: Shape,
+        batch: int,
+        keeps_z: bool,
+        keeps_out: bool,
+        started: bool,
+        threads: int,
+    ) -> None:
+        members, columns = shape.members, shape.columns
+        # Layers share memory only if they are of one width: threads are at different layers at a time
+        widths = columns[1:-1]
+        number: dict[tuple[str, int], int] = {}
+        sizes: list[int] = []
+        self.hidden: list[list[int]] = []
+        for i, width in enumerate(widths):
+            elements = members * batch * width
+            arrays = ("z", keeps_z, elements), ("out", keeps_out, elements), ("statistics", keeps_z, 2 * members * batch)
+            of_layer = [(name, i if kept else width) for name, kept, _ in arrays]
+            for key, (_, _, size) in zip(of_layer, arrays, strict=True):
+                if key not in number:
+                    number[key] = len(sizes)
+                    sizes.append(size)
+            self.hidden.append([number[key] for key in of_layer])
+        self.memory = Memory(sizes)
+
+        first = self.PARAMETERS + shape.parameters
+        rows = kernels().fewer_rows(members, batch, threads)
+        head = ForwardHead(members=members, batch=batch, block=rows, layers=len(shape.normed))
+        layers, x, x_member = [], self.INPUT, 0
+        for i, (of_member, of_row, of_column) in enumerate(shape.distances):
+            size, parameters, from_bias = columns[i + 1], self.PARAMETERS + 4 * i, i > 0 or not started
+            z, out, statistics = self.RESULT, NOTHING, NOTHING
+            if i < len(widths):
+                z, out, statistics = (Address(first + one) for one in self.hidden[i])
+            part = ForwardLayer(
+                input=x,
+                input_member=x_member,
+                depth=columns[i],
+                weights=Address(parameters),
+                weights_member=of_member,
+                weights_row=of_row,
+                weights_column=of_column,
+                start=Address(parameters + 1) if from_bias else self.START,
+                start_member=size if from_bias else 0,
+                start_row=0 if from_bias else size,
+                size=size,
+                product=z,
+                output=out,
+                scale=Address(parameters + 2) if shape.normed[i] else NOTHING,
+                shift=Address(parameters + 3) if shape.normed[i] else NOTHING,
+                statistics=statistics,
+            )
+            layers.append(part)
+            x, x_member = out, batch * size
+        self._parts = members * batch * max(widths, default=0), head, layers
+        self._size, self._last = columns[-1], first + len(sizes)
+        self.launch = Launch(kernels().forward, *self._parts)
+        self._integrations: dict[int, Launch] = {}
+
+    def integration(self, steps: int) -> Launch:
+        """:return: so many Euler steps"""
+        if steps not in self._integrations:
+            x, time, step = (Address(self._last + i) for i in range(3))
+            end = Integration(steps=steps, size=self._size, x=x, time=time, step=step)
+            self._integrations[steps] = Launch(kernels().integrate, *self._parts, end)
+        return self._integrations[steps]
+
+
+class BackwardPlan:
+    """
+    Of a backward pass. A call gives these addresses: nothing, zeros, the gradient of the result, that of the inputs, the
+    inputs, the parameters, product, output and statistics of each hidden layer (three each), the arrays of ``memory``, and of
+    each layer the gradient of the weight and those of the others.
+
+    :param shape: of the network
+    :param batch: rows of the inputs
+    :param of_inputs: work out the gradient of the inputs
+    :param learns: work out those of the parameters
+    """
+
+    ZEROS, GRAD, TO_INPUTS, INPUT, PARAMETERS = Address(1), Address(2), Address(3), Address(4), 5
+
+    def __init__(self, shape: Shape, batch: int, of_inputs: bool, learns: bool) -> None:
+        members, columns, n_layers = shape.members, shape.columns, len(shape.normed)
+        widths, lowest = (
+            columns[:-1],
+            0 if of_inputs else 1,
+        )  # columns of the layers' inputs; layer whose input needs a gradient
+        rows = kernels().block_rows(members)
+        blocks = -(-batch // rows)
+
+        # Gradients of the layers' inputs, of which the kernel makes those of the products below; shares of the parameters'.
+        # Without gradients of weights every other layer shares its memory if it is of the same width.
+        number: dict[tuple[str, int, int], int] = {}
+        sizes: list[int] = []
+        keys = [("grad", i, 0) if learns else ("grad", i % 2, width) for i, width in enumerate(widths)]
+        wanted = [(keys[i], members * batch * widths[i]) for i in range(1, n_layers)]
+        wanted += [(("shares", i, 0), shape.parts(i - 1) * members * blocks * widths[i]) for i in range(1, n_layers)]
+        for key, size in wanted:
+            if key not in number:
+                number[key] = len(sizes)
+                sizes.append(size)
+        self.memory = Memory(sizes)
+
+        hidden = self.PARAMETERS + shape.parameters
+        arrays = hidden + 3 * (n_layers - 1)
+        results = arrays + len(sizes)
+        grads = [self.TO_INPUTS, *(Address(arrays + number[key]) for key in keys[1:])]
+        backward, above = [], self.GRAD
+        for i in reversed(range(lowest, n_layers)):
+            of_member, of_row, of_column = shape.distances[i]
+            z, below = Address(hidden + 3 * (i - 1)), self.PARAMETERS + 4 * (i - 1)
+            part = BackwardLayer(
+                grad=above,
+                size=columns[i + 1],
+                weights=Address(self.PARAMETERS + 4 * i),
+                weights_member=of_member,
+                weights_row=of_column,
+                weights_column=of_row,
+                grad_below=grads[i],
+                size_below=widths[i],
+                product_below=z if i else NOTHING,
+                scale_below=Address(below + 2) if i and shape.normed[i - 1] else NOTHING,
+                statistics_below=Address(z + 2) if i else NOTHING,
+                shares=Address(arrays + number["shares", i, 0]) if i else NOTHING,
+            )
+            backward.append(part)
+            above = grads[i]
+        elements = members * batch * max(widths)
+        head = BackwardHead(members=members, batch=batch, block=rows, layers=len(backward), zeros=self.ZEROS)
+        self.launch = Launch(kernels().backward, elements, head, backward)
+        self.gradients: Launch | None = None
+        if not learns:
+            return
+
+        gradients = []
+        for i in range(n_layers):
+            size, is_last = columns[i + 1], i == n_layers - 1
+            x, x_member = (Address(hidden + 3 * (i - 1) + 1), batch * widths[i]) if i else (self.INPUT, 0)
+            of_product, product_member = self.GRAD if is_last else grads[i + 1], batch * size
+            by_input = shape.is_batched  # rows are inputs; otherwise outputs, as nn.Linear has it
+            part_of_gradients = GradientsLayer(
+                of_weights=Address(results + 2 * i),
+                rows=widths[i] if by_input else size,
+                columns=size if by_input else widths[i],
+                left=x if by_input else of_product,
+                left_member=x_member if by_input else product_member,
+                right=of_product if by_input else x,
+                right_member=product_member if by_input else x_member,
+                shares=self.GRAD if is_last else Address(arrays + number["shares", i + 1, 0]),
+                share_rows=members if is_last else shape.parts(i) * members,
+                share_blocks=batch if is_last else blocks,
+                share_size=size,
+                of_others=Address(results + 2 * i + 1),
+            )
+            gradients.append(part_of_gradients)
+        of_parameters = GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)
+        self.gradients = Launch(kernels().parameter_gradients, elements, of_parameters, gradients)
+
+
+plan_forward = lru_cache(PLANS)(ForwardPlan)
+plan_backward = lru_cache(PLANS)(BackwardPlan)

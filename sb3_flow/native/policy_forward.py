@@ -1,0 +1,132 @@
+"""
+Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities.
+"""
+
+import numpy as np
+
+from sb3_flow.compiled import compiled
+from sb3_flow.kernels.array_arguments import float_array, float_rows, shown
+from sb3_flow.native.distributions import act
+from sb3_flow.native.layers import FEW, aligned, forward, forward_few, gather_rows, padded, total_outputs
+from sb3_flow.native.matrices import BLOCK, STRIDE
+from sb3_flow.native.network_layout import GAUSSIAN, Network, check_network
+
+
+def policy_forward(
+    network: Network, params: np.ndarray, observations: np.ndarray, rng: np.random.Generator | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :param rng: of the actions, which takes as many of its numbers as the actions have parts; None: the likeliest actions
+    :return: actions, shape ``(n, parts)``, numbers of choices as floats; values, shape ``(n,)``, 0 without a critic;
+        log-probabilities, shape ``(n,)``
+    :raises ValueError: if shapes do not fit
+    """
+    params, observations = _checked(network, params, observations)
+    shape = len(observations), len(network.components)
+    if rng is None:
+        noise = np.empty((0, 0), params.dtype)
+    elif not isinstance(rng, np.random.Generator):
+        raise ValueError(f"`rng` must be a numpy.random.Generator or None, but {shown(rng)} was given.")
+    elif network.distribution == GAUSSIAN:
+        noise = rng.standard_normal(shape, params.dtype)  # type: ignore[arg-type]
+    else:
+        noise = rng.random(shape, params.dtype)  # type: ignore[arg-type]
+    actions, log_probs = np.empty(shape, params.dtype), np.empty(shape[0], params.dtype)
+    values = np.zeros(shape[0], params.dtype)
+    _policy_forward(network, params, observations, noise, actions, values, log_probs)
+    return actions, values, log_probs
+
+
+def policy_values(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :return: values, shape ``(n,)``, 0 without a critic
+    :raises ValueError: if shapes do not fit
+    """
+    params, observations = _checked(network, params, observations)
+    values = np.zeros(len(observations), params.dtype)
+    _policy_values(network, params, observations, values)
+    return values
+
+
+def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """
+    What the actor puts out: logits, not normalised, or means. Of a reference policy it is what ``ppo_epoch`` needs.
+
+    :param network: of ``describe_network``
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
+    :return: shape ``(n, outputs)``
+    :raises ValueError: if shapes do not fit
+    """
+    params, observations = _checked(network, params, observations)
+    outputs = np.empty((len(observations), int(network.actor[-1, 3])), params.dtype)
+    _policy_outputs(network, params, observations, outputs)
+    return outputs
+
+
+def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    check_network(network)
+    params = float_array("params", params, (network.size,))
+    return params, float_rows("observations", observations, (None, int(network.actor[0, 2])), params.dtype)
+
+
+@compiled()
+def _policy_forward(network, params, observations, noise, actions, values, log_probs):  # type: ignore[no-untyped-def]
+    actor, critic = network.actor, network.critic
+    n = len(observations)
+    outputs_at = actor[0, 2] * STRIDE
+    x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * (STRIDE + FEW), params)
+    log_std = params[max(network.log_std, 0) :]
+    if 0 < n <= FEW:
+        last = forward_few(params, actor, network.activation, x, outputs_at, observations, n)
+        act(network.distribution, network.components, x, last, n, log_std, noise, 0, actions, log_probs)
+        if len(critic):
+            last = forward_few(params, critic, network.activation, x, outputs_at, observations, n)
+            values[:] = x[last : last + n]
+        return
+    for first in range(0, n, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, actor, network.activation, x, 0, outputs_at, padded(count))
+        act(network.distribution, network.components, x, last, count, log_std, noise, first, actions, log_probs)
+        if len(critic):
+            last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
+            for c in range(count):
+                values[first + c] = x[last + c]
+
+
+@compiled()
+def _policy_values(network, params, observations, values):  # type: ignore[no-untyped-def]
+    critic, n = network.critic, len(observations)
+    outputs_at = network.actor[0, 2] * STRIDE
+    x = aligned(outputs_at + total_outputs(critic) * (STRIDE + FEW), params)
+    if 0 < n <= FEW and len(critic):
+        last = forward_few(params, critic, network.activation, x, outputs_at, observations, n)
+        values[:] = x[last : last + n]
+        return
+    for first in range(0, n if len(critic) else 0, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, critic, network.activation, x, 0, outputs_at, padded(count))
+        for c in range(count):
+            values[first + c] = x[last + c]
+
+
+@compiled()
+def _policy_outputs(network, params, observations, outputs):  # type: ignore[no-untyped-def]
+    actor, n = network.actor, len(observations)
+    outputs_at = actor[0, 2] * STRIDE
+    x = aligned(outputs_at + total_outputs(actor) * STRIDE, params)
+    for first in range(0, n, BLOCK):
+        count = min(BLOCK, n - first)
+        gather_rows(observations, first, count, x)
+        last = forward(params, actor, network.activation, x, 0, outputs_at, padded(count))
+        for j in range(outputs.shape[1]):
+            for c in range(count):
+                outputs[first + c, j] = x[last + j * STRIDE + c]

@@ -1,0 +1,142 @@
+"""How an action is found with a generative actor and a critic: one sample, the best of several, or a search."""
+
+from typing import Any, ClassVar, Literal, get_args
+
+import torch as th
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+from sb3_flow.common.checks import check_choice, check_number, check_whole
+from sb3_flow.flow import AverageVelocity, Critic, beam_search, best_of_n
+from sb3_flow.offline_to_online.actors import GenerativeActor, batch_size_of
+from sb3_flow.offline_to_online.chunking import ChunkedPolicy
+
+ActingMode = Literal["sample", "zero", "best_of_n", "qgbs"]
+ACTING_MODES: tuple[str, ...] = get_args(ActingMode)
+
+
+class ActingPolicy(ChunkedPolicy):
+    """
+    A policy that finds its actions in one of four ways, by ``acting_mode``:
+
+    =============  ====================================================================
+    mode           an action is
+    =============  ====================================================================
+    ``sample``     what the actor makes of Gaussian noise
+    ``zero``       what it makes of zeros
+    ``best_of_n``  the best of ``n_candidates`` samples by the critics
+    ``qgbs``       found by Q-guided beam search (arXiv 2605.12416, Algorithm 2)
+    =============  ====================================================================
+
+    With ``deterministic=False`` noise is fresh. With ``deterministic=True`` it is a function of the observation and
+    ``noise_seed``: an observation has the same action at every call, beside whichever others, before and after a reload; over
+    observations the noise is Gaussian, so that it is the same policy.
+
+    Subclasses give the actor that acts, its jumps and the critic.
+    """
+
+    SEARCH: ClassVar[dict[str, Any]] = dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5, completion="diagonal")
+    """Settings of Q-guided beam search (released)."""
+    n_critics: int
+    n_candidates: int
+    acting_mode: str
+    search: dict[str, Any]
+    """Settings of Q-guided beam search that differ."""
+    q_aggregation: str = "min"
+    steps_of_a_sample: int
+    steps_of_a_jump: int
+    """How often the actor's network is evaluated for a sample, and for the jumps of a search."""
+
+    @property
+    def acting_actor(self) -> GenerativeActor:
+        """The actor that ``predict`` uses."""
+        raise NotImplementedError  # pragma: no cover
+
+    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        """
+        Turn noise into actions, as the acting actor does.
+
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :return: actions of the acting actor in [-1, 1], shape ``(B, n, A)``
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
+        """:return: average velocity of the acting actor, for points of shape ``(B, n, A)``"""
+        raise NotImplementedError  # pragma: no cover
+
+    def _critic_of(self, observation: PyTorchObs) -> Critic:
+        """:return: Q_k of actions of shape ``(B, n, A)``, shape ``(K, B, n)``; gradients reach actions only"""
+        raise NotImplementedError  # pragma: no cover
+
+    def set_acting_mode(self, mode: str, **search: Any) -> None:
+        """
+        Choose how ``predict`` finds actions from now on.
+
+        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see the class
+        :param search: settings of ``"qgbs"`` to change, see :func:`sb3_flow.flow.beam_search`
+        :raises ValueError: if there is no such mode or setting, or the mode needs a critic and there is none
+        """
+        check_choice(ACTING_MODES, acting_mode=mode)
+        if mode in ("best_of_n", "qgbs") and self.n_critics == 0:
+            raise ValueError(f"`acting_mode={mode!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
+        unknown = sorted(set(search) - set(self.SEARCH))
+        if unknown:
+            raise ValueError(f"`search` knows {sorted(self.SEARCH)}, but {unknown} was given.")
+        check_whole(1, **{name: search[name] for name in ("beam_width", "branches") if name in search})
+        check_whole(0, iterations=search.get("iterations", 0))
+        check_number(eta=search.get("eta"), rho=search.get("rho"))
+        check_choice(("diagonal", "average"), completion=search.get("completion", "diagonal"))
+        self.acting_mode = mode
+        self.search = {**self.search, **search}
+
+    @property
+    def _search(self) -> dict[str, Any]:
+        return {**self.SEARCH, **self.search}
+
+    @property
+    def network_evaluations(self) -> dict[str, int]:
+        """
+        Evaluations of the networks per decision and environment in the present mode: ``"actor"`` (the NFE of the paper) and
+        ``"critic"``, of which ``"critic_gradient"`` with a gradient; ``"actions"`` is how many actions a decision serves.
+        """
+        n, width, branches, iterations = (
+            self.n_candidates,
+            *(self._search[name] for name in ("beam_width", "branches", "iterations")),
+        )
+        moves = width * max(iterations, 1) if self._search["eta"] else 0
+        jumps = width * (1 + iterations * branches)
+        counts = {
+            "best_of_n": (n * self.steps_of_a_sample, n, 0),
+            "qgbs": (jumps * self.steps_of_a_jump, width * iterations * branches + moves + width, moves),
+        }
+        found = counts.get(self.acting_mode, (self.steps_of_a_sample, 0, 0))
+        actions = self.horizon_length if self.execution_horizon is None else self.execution_horizon
+        return {**dict(zip(("actor", "critic", "critic_gradient"), found, strict=True)), "actions": actions}
+
+    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        actor = self.acting_actor
+        if self.acting_mode == "zero":
+            zeros = th.zeros(batch_size_of(observation), 1, actor.chunk_dim, device=self.device)
+            return self.samples(observation, zeros)[:, 0]
+        noise = actor.noise(observation, self.generator, keyed=deterministic)
+        if self.acting_mode == "best_of_n":
+            return self.best_of(observation, self.samples(observation, noise(self.n_candidates)))
+        if self.acting_mode == "qgbs":
+            settings: dict[str, Any] = {**self._search, "aggregation": self.q_aggregation}
+            return beam_search(self._average_velocity(observation), self._critic_of(observation), noise, **settings)
+        return self.samples(observation, noise(1))[:, 0]
+
+    def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: str | None = None) -> th.Tensor:
+        """
+        Choose among actions by the critics.
+
+        :param observation: B observations
+        :param candidates: n actions for each of them, shape ``(B, n, A)``
+        :param aggregation: what ranks them, by default ``q_aggregation``
+        :return: of each observation the candidate with the largest Q, shape ``(B, A)``
+        """
+        if candidates.shape[1] == 1:
+            return candidates[:, 0]
+        q_values = self._critic_of(observation)(candidates)
+        return best_of_n(candidates, q_values, aggregation or self.q_aggregation)  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Every way of acting of a policy, side by side on an environment."""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization, unwrap_vec_normalize
+
+from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.statistics import Estimate, bootstrap_interval
+from sb3_flow.offline_to_online.acting import ACTING_MODES, ActingPolicy
+from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
+from sb3_flow.offline_to_online.offline_env import as_vec_env, normalized_alike
+
+TIMED = 30
+"""Decisions of which the median time is told."""
+
+
+class ModeResult(NamedTuple):
+    """
+    What a mode of acting earned.
+
+    :param returns: of the episodes
+    :param mean_return: their mean and its 95 % interval
+    :param success_rate: share of the episodes whose info says ``is_success``; None if it is never said
+    :param milliseconds: of a decision for one observation, the median
+    """
+
+    returns: np.ndarray
+    mean_return: Estimate
+    success_rate: float | None
+    milliseconds: float
+
+
+def compare_acting(
+    model: OfflineToOnlineAlgorithm | ActingPolicy,
+    env: GymEnv,
+    n_episodes: int = 50,
+    deterministic: bool = True,
+    seed: int = 0,
+    verbose: int = 1,
+) -> dict[str, ModeResult]:
+    """
+    Evaluate all modes of acting and print a table: mean return with its 95 % bootstrap interval, success rate, and
+    milliseconds per decision. The model keeps the mode that it has.
+
+    :param model: an RQL or FMQ, or a policy alone
+    :param env: to evaluate on, as for SB3's ``evaluate_policy``; normalised like the model's environment. The statistics of a
+        ``VecNormalize`` do not change
+    :param n_episodes: of each mode, at least 2
+    :param deterministic: as for ``predict``; either way the modes are the same policies
+    :param seed: of the environments, the same for every mode
+    :param verbose: 0 to print nothing
+    :return: what each mode earned, the best first
+    :raises ValueError: if there are not 2 episodes
+    """
+    check_minimum(2, n_episodes=n_episodes)
+    policy: Any = model.policy if isinstance(model, OfflineToOnlineAlgorithm) else model
+    own = getattr(model, "_vec_normalize_env", None)
+    vec_env = as_vec_env(normalized_alike(env, own))
+    normalizer, mode, found = unwrap_vec_normalize(vec_env), policy.acting_mode, {}
+    settings = None if normalizer is None else (normalizer.training, normalizer.norm_reward)
+    if normalizer is not None:
+        normalizer.training = normalizer.norm_reward = False
+        if own is not None and normalizer is not own:
+            sync_envs_normalization(own, normalizer)
+    try:
+        for each in ACTING_MODES:
+            if each in ("sample", "zero") or policy.n_critics:
+                policy.set_acting_mode(each)
+                vec_env.seed(seed)
+                found[each] = _evaluate(model, vec_env, n_episodes, deterministic)
+    finally:
+        policy.set_acting_mode(mode)
+        if isinstance(normalizer, VecNormalize) and settings is not None:
+            normalizer.training, normalizer.norm_reward = settings
+    ranked = dict(sorted(found.items(), key=lambda item: -item[1].mean_return.value))
+    if verbose:
+        print(_table(ranked, n_episodes))
+    return ranked
+
+
+def _evaluate(model: Any, env: Any, n_episodes: int, deterministic: bool) -> ModeResult:
+    successes: list[bool] = []
+
+    def note(local: dict[str, Any], _: dict[str, Any]) -> None:
+        if local["done"] and "is_success" in local["info"]:
+            successes.append(bool(local["info"]["is_success"]))
+
+    episodes, _ = evaluate_policy(model, env, n_episodes, deterministic, callback=note, return_episode_rewards=True)
+    returns = np.array(episodes)
+    observation = env.reset()
+    one = {key: value[:1] for key, value in observation.items()} if isinstance(observation, dict) else observation[:1]
+    times = []
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        model.predict(one, deterministic=deterministic)
+        times.append(1e3 * (time.perf_counter() - start))
+    rate = float(np.mean(successes)) if successes else None
+    return ModeResult(returns, bootstrap_interval(returns, np.mean), rate, float(np.median(times)))
+
+
+def _table(ranked: dict[str, ModeResult], n_episodes: int) -> str:
+    lines = [f"{'mode':<10} {'mean return [95 % interval]':>38} {'success':>8} {'ms per decision':>16}"]
+    for mode, result in ranked.items():
+        mean, low, high = result.mean_return
+        success = "-" if result.success_rate is None else f"{result.success_rate:.2f}"
+        lines.append(f"{mode:<10} {f'{mean:.2f} [{low:.2f}, {high:.2f}]':>38} {success:>8} {result.milliseconds:>16.2f}")
+    (best, first), *others = ranked.items()
+    near = [mode for mode, result in others if result.mean_return.high >= first.mean_return.low]
+    lines.append(f"Best of {n_episodes} episodes each: {best}.")
+    if near:
+        lines.append(f"Intervals overlap with {', '.join(near)}: more episodes may rank them otherwise.")
+    return "\n".join(lines)

@@ -1,0 +1,427 @@
+"""
+Base class of the algorithms that learn from a dataset first and from an environment afterwards.
+
+This module, ``offline_phase.py`` and ``persistence.py`` are the ones that override or call SB3's protected methods (checked
+with stable-baselines3 2.9.2): ``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _wrap_env,
+_update_learning_rate, _update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names
+each of them.
+"""
+
+import warnings
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+
+from sb3_flow.common.checks import (
+    check_fraction,
+    check_given_once,
+    check_learning,
+    check_minimum,
+    check_number,
+    check_scheduled,
+    check_whole,
+    naming_policy_arguments,
+)
+from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.offline_to_online.chunking import ChunkedPolicy, ChunkState, next_actions
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.metrics import MetricSums
+from sb3_flow.offline_to_online.offline_phase import OfflinePhase
+from sb3_flow.offline_to_online.random_streams import RandomStreams
+from sb3_flow.offline_to_online.spaces import channels_first_space, same_but_for_bounds
+
+SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
+
+
+class OfflineToOnlineAlgorithm(OfflinePhase):
+    """
+    SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
+
+    A subclass gives ``update`` (one gradient step, tensors in and out), ``optimizers`` and ``_policy_arguments``.
+
+    :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, ...)
+    :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given (the spaces come from it)
+    :param learning_rate: learning rate, a float or a function of the remaining progress (from 1 to 0)
+    :param buffer_size: online steps to keep; the dataset does not count
+    :param learning_starts: environment steps before the first online update; without an offline phase they are random
+    :param batch_size: Minibatch size for each gradient update
+    :param tau: rate of the Polyak update of the target networks
+    :param gamma: the discount factor, per environment step
+    :param train_freq: Update the model every ``train_freq`` steps, see SB3
+    :param gradient_steps: gradient steps after each rollout, -1 for as many as steps done
+    :param action_noise: added to the actions of the online phase (default: none)
+    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; others work for ``horizon_length=1`` and online only
+    :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation
+    :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``
+    :param n_steps: n-step returns through SB3's ``NStepReplayBuffer``, for ``horizon_length=1`` and online only
+    :param horizon_length: actions decided at once and executed open loop (chunk length h)
+    :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``, see ``OfflineDataset.load``)
+    :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
+    :param offline_fraction: share of offline rows in the batches of the online phase; ``None`` samples from both
+        together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
+    :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
+    :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
+    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
+        ``ActingPolicy``; saved with the model
+    :param search: settings of ``"qgbs"``, see ``ActingPolicy``
+    :param backend: "native": networks in compiled kernels, on the CPU and with ``TanhGELU``; "torch": in torch's operators;
+        "auto": native where it can be, else torch. Both agree to rounding. The choice is saved, and kept when the model is
+        loaded; ``verbose=1`` prints it
+    :param stats_window_size: Window size for the rollout logging
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments to be passed to the policy on creation
+    :param verbose: 0 for no output, 1 for info messages, 2 for debug messages
+    :param seed: Seed for the pseudo random generators
+    :param device: Device (cpu, cuda, ...) on which the code should be run
+    :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    """
+
+    policy: ChunkedPolicy
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
+    window_rule: ClassVar[str] = "rql"
+    """The rule of the replay buffer, see ``TrajectoryReplayBuffer``."""
+
+    def __init__(
+        self,
+        policy: str | type[BasePolicy],
+        env: GymEnv | str | None,
+        learning_rate: float | Schedule = 3e-4,
+        buffer_size: int = 1_000_000,
+        learning_starts: int = 100,
+        batch_size: int = 256,
+        tau: float = 0.005,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 1,
+        gradient_steps: int = 1,
+        action_noise: ActionNoise | None = None,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        n_steps: int = 1,
+        horizon_length: int = 1,
+        offline_dataset: OfflineDataset | str | None = None,
+        offline_steps: int = 0,
+        offline_fraction: float | None = None,
+        sampling: str = "trajectory",
+        storage: str = "cpu",
+        acting_mode: str = "sample",
+        search: dict[str, Any] | None = None,
+        backend: str = "auto",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,  # type: ignore[arg-type]
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            optimize_memory_usage=optimize_memory_usage,
+            n_steps=n_steps,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            support_multi_env=True,
+        )
+        self.horizon_length = horizon_length
+        self.offline_dataset = offline_dataset
+        self.offline_steps = offline_steps
+        self.offline_fraction = offline_fraction
+        self.sampling = sampling
+        self.storage = storage
+        self.acting_mode = acting_mode
+        self.search = search
+        self.noise_seed: int | None = None
+        self.backend = backend
+        self.chosen_backend: str | None = None
+
+        self.offline_updates = 0  # gradient steps made in offline phases
+        self.random_streams: RandomStreams | None = None
+        self._loaded: tuple[str, OfflineDataset] | None = None  # the last location that was loaded
+        self._metrics = MetricSums()
+        self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
+        self._timesteps_aside = None
+        self._stopped_offline = False
+
+        if offline_steps > 0 and offline_dataset is None:
+            raise ValueError(f"`offline_steps={offline_steps}` needs `offline_dataset`.")
+        if env is None and _init_setup_model:
+            self._take_spaces_from_dataset(policy)
+        if env is not None or _init_setup_model:
+            self._check_action_space()
+        if _init_setup_model:
+            self._setup_model()
+
+    # ------------------------------------------------------------------ set up
+
+    def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
+        """
+        One gradient step. A function of tensors: no host synchronisation, no branching on data.
+
+        :param batch: windows of ``horizon_length`` steps
+        :param generator: source of the update's random numbers, on the model's device
+        :return: metrics as scalar tensors, logged under ``train/``
+        """
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def optimizers(self) -> list[th.optim.Optimizer]:
+        """The optimisers that follow the learning rate schedule."""
+        raise NotImplementedError  # pragma: no cover
+
+    def _start_online(self) -> None:
+        """Called when the online phase begins or goes on, before its first step."""
+
+    def _policy_arguments(self) -> dict[str, Any]:
+        """Arguments of this algorithm that its policy needs as well; given once, here or in ``policy_kwargs``."""
+        names = ("horizon_length", "acting_mode", "search", "backend")
+        return {"noise_seed": self.noise_seed or 0, **{name: getattr(self, name) for name in names}}
+
+    def set_acting_mode(self, mode: str, **search: Any) -> None:
+        """
+        Choose how ``predict`` finds actions from now on; saved with the model.
+
+        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see ``ActingPolicy``
+        :param search: settings of ``"qgbs"`` to change
+        """
+        policy: Any = self.policy
+        policy.set_acting_mode(mode, **search)
+        self.acting_mode, self.search = mode, policy.search
+
+    def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
+        if self.offline_dataset is None:
+            raise ValueError("`env=None` needs `offline_dataset`, from which the observation and action spaces are taken.")
+        dataset = self._load(self.offline_dataset)
+        self.observation_space = channels_first_space(dataset.observation_space)
+        self.action_space = dataset.action_space
+        self.n_envs = 1
+        if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        Set the environment, see ``BaseAlgorithm.set_env``. A model that was built from a dataset without bounds takes over
+        the environment's bounds of observations.
+
+        :param env: The environment for learning a policy
+        :param force_reset: Force call to ``reset()`` before training
+        """
+        env = self._wrap_env(env, self.verbose)
+        if self.env is None and same_but_for_bounds(self.observation_space, env.observation_space):
+            self.observation_space = env.observation_space
+        super().set_env(env, force_reset)
+
+    def _check_action_space(self) -> None:
+        # AssertionError, as SB3 raises for action spaces an algorithm does not support
+        if not isinstance(self.action_space, spaces.Box):
+            raise AssertionError(
+                f"{type(self).__name__} only supports {spaces.Box} as action space, but {self.action_space} was given: its "
+                "policy is a flow over continuous actions. For Discrete actions use DQN (or QR-DQN of sb3-contrib), for "
+                "MultiDiscrete and MultiBinary ones PPO."
+            )
+
+    def _setup_model(self) -> None:
+        self._translate_old_names()
+        restored, noise_seed = self.random_streams, self.noise_seed
+        check_given_once(self, "policy_kwargs", self._policy_arguments(), loaded=restored is not None)
+        self._check_arguments()
+        user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
+        if self.replay_buffer_class is None and self.n_steps == 1:
+            self.replay_buffer_class = TrajectoryReplayBuffer
+        if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
+            names = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
+            check_given_once(self, "replay_buffer_kwargs", names, loaded=restored is not None)
+            user_buffer_kwargs = self.replay_buffer_kwargs
+            derived = {**{name: getattr(self, name) for name in names}, "window_rule": self.window_rule}
+            self.replay_buffer_kwargs = {**derived, **user_buffer_kwargs}
+        self.policy_kwargs = {**self._policy_arguments(), **user_policy_kwargs}
+        try:
+            with naming_policy_arguments(self):
+                super()._setup_model()
+        finally:
+            # what the user gave is what is saved
+            self.policy_kwargs = user_policy_kwargs
+            if self.replay_buffer_class is None or issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
+                self.replay_buffer_kwargs = user_buffer_kwargs
+        if restored is not None and restored.given_seed == self.seed:
+            # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
+            assert self.random_streams is not None
+            self.random_streams.set_state(restored.get_state())
+        if restored is not None:  # the policy that was saved, whatever the seed of what comes
+            self.noise_seed = restored.seed if noise_seed is None else noise_seed
+        self._hand_out()
+        if isinstance(self.policy, GenerativePolicy):  # once more: the networks have moved to the model's device
+            self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
+            self.chosen_backend = self.policy.chosen_backend
+
+    def _check_arguments(self) -> None:
+        name = type(self).__name__
+        check_whole(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
+        check_whole(1, buffer_size=self.buffer_size, n_steps=self.n_steps)
+        check_whole(0, offline_steps=self.offline_steps, learning_starts=self.learning_starts)
+        check_whole(-1, gradient_steps=self.gradient_steps)
+        if not callable(self.learning_rate):
+            check_number(learning_rate=self.learning_rate)
+            check_minimum(0.0, learning_rate=self.learning_rate)
+        check_fraction(tau=self.tau, gamma=self.gamma)
+        if "noise_seed" in self.policy_kwargs:
+            raise ValueError("`noise_seed` is not for `policy_kwargs`: it follows from the model's `seed`.")
+        foreign = self.replay_buffer_class is not None and not issubclass(self.replay_buffer_class, TrajectoryReplayBuffer)
+        if self.n_steps > 1 and self.replay_buffer_class is not None and not foreign:
+            raise ValueError(f"`n_steps={self.n_steps}` does not go with a TrajectoryReplayBuffer: use `horizon_length`.")
+        if self.horizon_length > 1 and (foreign or (self.n_steps > 1 and self.replay_buffer_class is None)):
+            raise ValueError(
+                f"`horizon_length={self.horizon_length}` needs {name}'s own TrajectoryReplayBuffer, which sums the rewards of "
+                f"a chunk itself: leave `replay_buffer_class` (given: {self.replay_buffer_class}) and `n_steps` (given: "
+                f"{self.n_steps}) at their defaults."
+            )
+
+    # ------------------------------------------------------------ online phase
+
+    def learn(
+        self: SelfOfflineToOnline,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfOfflineToOnline:
+        """
+        Train online; before that, make what is left of ``offline_steps`` on ``offline_dataset`` if they were given.
+
+        :param total_timesteps: environment steps to train on
+        :param callback: callback(s) called at every step of either phase
+        :param log_interval: episodes between two log lines
+        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name); the offline phase is a run
+            of its own, with "_offline" appended, because it counts gradient steps
+        :param reset_num_timesteps: whether or not to reset the current timestep number
+        :param progress_bar: Display a progress bar using tqdm and rich.
+        :return: the trained model
+        """
+        check_learning(total_timesteps, log_interval)
+        remaining = max(0, self.offline_steps - self.offline_updates)
+        if remaining > 0:
+            if self.offline_dataset is None:
+                raise ValueError(
+                    f"{remaining} of `offline_steps={self.offline_steps}` are still to be made, but the dataset is not saved "
+                    "with the model: give it again (`load(..., offline_dataset=...)`) or set `offline_steps=0`."
+                )
+            name = f"{tb_log_name or type(self).__name__}_offline"
+            self.learn_offline(self.offline_dataset, remaining, callback, tb_log_name=name, progress_bar=progress_bar)
+            if self._stopped_offline:
+                return self
+        elif self.offline_dataset is not None:
+            self.set_offline_dataset(self.offline_dataset)
+        elif (
+            isinstance(self.replay_buffer, TrajectoryReplayBuffer)
+            and self.offline_updates
+            and not self.replay_buffer.n_offline
+        ):
+            warnings.warn(
+                "This model was trained on a dataset, which is not saved with it: `learn` goes on with online steps alone. "
+                "Call `set_offline_dataset(dataset)` first, or load with `offline_dataset=...`, to keep sampling from it."
+            )
+        if self.env is None:
+            raise AssertionError("You must set the environment (`model.set_env(env)`) before calling learn()")
+        name = tb_log_name or type(self).__name__
+        return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        starts_anew = reset_num_timesteps or self._last_obs is None
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        self._start_online()
+        if starts_anew:
+            self._chunk_state = None
+            if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
+                self.replay_buffer.cut_trajectories()
+        return result
+
+    def _sample_action(
+        self,
+        learning_starts: int,
+        action_noise: ActionNoise | None = None,
+        n_envs: int = 1,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self.num_timesteps < learning_starts and self.offline_updates == 0:
+            # SB3's random warm-up; a policy that was trained offline acts from the first step
+            return super()._sample_action(learning_starts, action_noise, n_envs)
+        assert self._last_obs is not None, "self._last_obs was not set"
+        observation = self._last_obs
+        actions, self._chunk_state = next_actions(
+            lambda: self.policy.plan(observation, self.policy.explore_chunk), self._chunk_state, self._last_episode_starts
+        )
+        scaled_actions = self.policy.scale_action(actions)
+        if action_noise is not None:
+            scaled_actions = np.clip(scaled_actions + action_noise(), -1, 1)
+            actions = self.policy.unscale_action(scaled_actions)
+        return actions, scaled_actions
+
+    def _store_transition(self, replay_buffer, buffer_action, new_obs, reward, dones, infos) -> None:  # type: ignore[no-untyped-def]
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self._last_episode_starts = dones
+
+    # ---------------------------------------------------------------- training
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """
+        Make gradient steps on windows of the replay buffer.
+
+        :param gradient_steps: number of gradient steps
+        :param batch_size: windows per step
+        """
+        assert self.random_streams is not None
+        check_whole(1, batch_size=batch_size)
+        self._hand_out()
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.optimizers)
+        check_scheduled(self._current_progress_remaining, learning_rate=self.optimizers[0].param_groups[0]["lr"])
+        if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
+            return  # `learning_starts` is over before the first chunk is
+        for _ in range(gradient_steps):
+            metrics = self.update(self._sample_windows(batch_size), self.random_streams["update"])
+            self._n_updates += 1
+            self._metrics.add(metrics, self._n_updates)
+
+    def _sample_windows(self, batch_size: int) -> ChunkSamples:
+        assert self.replay_buffer is not None
+        samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
+
+    def dump_logs(self) -> None:
+        """Write log data; only here do the metrics of the gradient updates leave the device."""
+        self._metrics.flush(self.logger)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/online_phase", int(not self.is_offline))
+        super().dump_logs()

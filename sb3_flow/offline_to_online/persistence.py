@@ -1,0 +1,201 @@
+"""Random streams, and saving and loading that lose nothing."""
+
+import io
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Self
+
+import torch as th
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
+
+from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
+from sb3_flow.common.copies import DeepCopies
+from sb3_flow.common.older_files import finding_moved_modules
+from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.offline_to_online.actors import draw_seed
+from sb3_flow.offline_to_online.chunking import ChunkedPolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
+from sb3_flow.offline_to_online.random_streams import RandomStreams
+
+
+class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
+    """
+    Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
+    loads that change nothing if they fail. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes.
+    """
+
+    horizon_length: int
+    offline_dataset: OfflineDataset | str | None
+    offline_fraction: float | None
+    sampling: str
+    storage: str
+    random_streams: RandomStreams | None
+    noise_seed: int | None
+    """What the noise of deterministic decisions depends on besides the observation."""
+    _timesteps_aside: int | None  # environment steps, while num_timesteps counts offline gradient steps
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space, and this model's own).
+
+        :param seed: without one, the model's own generators are seeded from torch's global generator
+        """
+        super().set_random_seed(seed)
+        own_seed = draw_seed() if seed is None else seed
+        storage_device = self.device if self.storage == "device" else th.device("cpu")
+        devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
+        self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
+        self.noise_seed = own_seed
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """What buffer and policy have from this model; they may have been copied, loaded or exchanged since."""
+        assert self.random_streams is not None
+        buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
+        if isinstance(buffer, TrajectoryReplayBuffer):
+            buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
+        if isinstance(policy, ChunkedPolicy):
+            policy.generator = self.random_streams["act"]
+            policy.exploration_generator = self.random_streams["explore"]
+        if isinstance(policy, GenerativePolicy):
+            assert self.noise_seed is not None
+            policy.set_noise_seed(self.noise_seed)
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls,
+        path: str | Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """
+        Load the model from a zip-file, see ``BaseAlgorithm.load``.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on
+        :param device: Device on which the code should run.
+        :param custom_objects: Dictionary of objects to replace upon loading.
+        :param print_system_info: Whether to print system info from the saved model and the current system info
+        :param force_reset: Force call to ``reset()`` before training
+        :param kwargs: extra arguments to change the model when loading
+        :return: new model instance with loaded parameters
+        """
+        for name in OLD_NAMES:
+            if name in kwargs:
+                raise ValueError(f"`{name}` is called `acting_mode` now.")
+        settings = (env, device, custom_objects, print_system_info, force_reset)
+        return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))  # type: ignore[return-value]
+
+    def _translate_old_names(self) -> None:
+        """What a file of other names says, unless ``load`` was told otherwise."""
+        state = vars(self)
+        given = {name: state[name] for name in state.pop("_given_at_load", ())}
+        translate(self.policy_kwargs, translate(state))
+        state.update(given)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.random_streams is not None:
+            self._hand_out()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = super().__deepcopy__(memo)
+        buffer = getattr(self, "replay_buffer", None)
+        if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
+            copied.replay_buffer.set_offline(buffer.offline_dataset)  # a buffer by itself is copied without
+        if copied.random_streams is not None:
+            copied._hand_out()
+        return copied
+
+    def _excluded_save_params(self) -> list[str]:
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]
+        if not isinstance(self.offline_dataset, str):
+            excluded.append("offline_dataset")  # the data is the user's
+        return excluded
+
+    def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
+        """
+        Save the model, complete or not at all, see :meth:`AtomicSaves.save`; during an offline phase, too.
+
+        :param path: path to the file where the model should be saved
+        :param exclude: name of parameters that should be excluded in addition to the default ones
+        :param include: name of parameters that might be excluded but should be included anyway
+        """
+        clock = self.num_timesteps
+        if self._timesteps_aside is not None:
+            self.num_timesteps = self._timesteps_aside
+        try:
+            super().save(path, exclude, include)
+        finally:
+            self.num_timesteps = clock
+
+    def save_replay_buffer(self, path: str | Path | io.BufferedIOBase) -> None:
+        """
+        Save the online steps as a pickle file, complete or not at all. The offline dataset is not part of it.
+
+        :param path: Path to the file where the replay buffer should be saved
+        """
+        save: Callable[[Any], None] = super().save_replay_buffer
+        write_atomically(path, "pkl", save)
+
+    def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """
+        Load online steps from a pickle file. An offline dataset that is set stays set.
+
+        :param path: Path to the pickled replay buffer.
+        :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
+            buffer was saved are not continued; False if the same episodes go on
+        :raises ValueError: if the buffer does not fit the model; the old buffer stays then
+        """
+        previous = getattr(self, "replay_buffer", None)
+        try:
+            with finding_moved_modules():
+                super().load_replay_buffer(path, truncate_last_traj)
+            loaded = self.replay_buffer
+            assert loaded is not None
+            names = ["n_envs", "observation_space", "action_space"]
+            if isinstance(loaded, TrajectoryReplayBuffer):
+                names.append("horizon_length")
+            elif self.horizon_length > 1:
+                raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
+            for name in names:
+                theirs, ours = getattr(loaded, name), getattr(self, name)
+                if theirs != ours:
+                    raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
+            if isinstance(loaded, TrajectoryReplayBuffer):
+                loaded.sampling, loaded.offline_fraction = self.sampling, self.offline_fraction
+                if truncate_last_traj:
+                    loaded.cut_trajectories()
+                if isinstance(previous, TrajectoryReplayBuffer) and previous.offline_dataset is not None:
+                    loaded.set_offline(previous.offline_dataset)
+        except BaseException:
+            self.replay_buffer = previous
+            raise
+        self._hand_out()
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | dict[str, Any],
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """
+        Load parameters from a given zip-file or a nested dictionary; if that fails the model is as it was.
+
+        :param load_path_or_dict: see ``BaseAlgorithm.set_parameters``
+        :param exact_match: whether all parameters must be given
+        :param device: Device on which the code should run.
+        """
+        before = deepcopy(self.get_parameters())
+        try:
+            super().set_parameters(load_path_or_dict, exact_match, device)  # type: ignore[arg-type]
+        except BaseException:
+            super().set_parameters(before, exact_match=True, device=device)  # type: ignore[arg-type]
+            raise

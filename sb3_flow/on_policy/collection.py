@@ -1,0 +1,236 @@
+"""The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
+
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_flow.common.checkpoints import AtomicSaves
+from sb3_flow.common.checks import check_learning
+from sb3_flow.common.copies import DeepCopies
+from sb3_flow.on_policy.finite import decide
+from sb3_flow.on_policy.gradient_steps import unchecked_distributions
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
+
+
+def stack_observations(observations: list[Any]) -> Any:
+    """:return: observations of one space as one batch, Dict by Dict"""
+    if isinstance(observations[0], dict):
+        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
+    return np.stack(observations)
+
+
+def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+    """
+    :param policy: which sampled the actions
+    :param action_space: of the environments
+    :param actions: as sampled
+    :return: as the environments take them
+    """
+    if not isinstance(action_space, spaces.Box):
+        return actions
+    if policy.squash_output:
+        return policy.unscale_action(actions)
+    # an unbounded Gaussian samples outside of the bounds
+    return np.clip(actions, action_space.low, action_space.high)
+
+
+class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
+    """
+    ``collect_rollouts`` with hooks for what the classes do differently, and two kinds of rollout: SB3's ``n_steps`` from where
+    the environments stand, and whole episodes (``whole_episodes``): all environments are reset, and the rollout ends when
+    each has finished its first episode, or after ``n_steps``. Steps after a first end are taken, because a vectorised
+    environment steps as one, and counted as time steps, but they do not enter the update or the episode statistics.
+    """
+
+    rollout_buffer: EstimatedRollouts
+    advantage: str
+    native: Any = None
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Whether rollouts are whole episodes: peers can be compared over nothing less."""
+        return self.advantage == "group"
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        *arguments: Any,
+        **options: Any,
+    ) -> Self:
+        """
+        Learn for so many environment steps.
+
+        :param total_timesteps: environment steps to train on
+        :param callback: callback(s) called at every step
+        :param log_interval: rollouts between two log lines, None for none
+        :param arguments: what SB3's (sb3-contrib's) ``learn`` takes besides
+        :param options: the same by name
+        :return: the trained model
+        """
+        check_learning(total_timesteps, log_interval)
+        return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
+
+    def collect_rollouts(  # type: ignore[override]
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: EstimatedRollouts,
+        n_rollout_steps: int,
+        use_masking: bool = True,
+    ) -> bool:
+        """
+        Collect experiences using the current policy and fill a rollout buffer, as SB3 does.
+
+        :param env: the training environments
+        :param callback: called at each step, and at the beginning and end of the rollout
+        :param rollout_buffer: filled
+        :param n_rollout_steps: steps to collect in each environment; with whole episodes, at most that many
+        :param use_masking: ask the environments for action masks (MaskablePPO)
+        :return: False if the callback ended training
+        """
+        assert self._last_obs is not None, "No previous observation was provided"
+        self.policy.set_training_mode(False)
+        n_steps = 0
+        rollout_buffer.reset()
+        if self.use_sde:
+            self.policy.reset_noise(env.num_envs)
+        self._begin_rollout(env, use_masking)
+        alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None
+
+        callback.on_rollout_start()
+
+        while n_steps < n_rollout_steps and (alive is None or alive.any()):
+            if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
+                self.policy.reset_noise(env.num_envs)
+
+            with th.no_grad():
+                obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+                act = partial(self._act, env, obs_tensor, use_masking)
+                actions, values, log_probs, extras = decide(act, self.policy, self._last_obs)
+
+            clipped_actions = bounded_actions(self.policy, self.action_space, actions)
+
+            new_obs, rewards, dones, infos = env.step(clipped_actions)
+            self.num_timesteps += env.num_envs
+
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+
+            if alive is None:
+                self._update_info_buffer(infos, dones)
+            else:
+                self._update_info_buffer([info for info, lives in zip(infos, alive, strict=True) if lives], dones[alive])
+            n_steps += 1
+
+            if isinstance(self.action_space, spaces.Discrete):
+                actions = actions.reshape(-1, 1)
+
+            final = self._final_observations(dones, infos, n_steps - 1)
+            if final:
+                # a time limit is not an end of the task: SB3 adds the value of the state that was reached
+                raw_rewards, truncated = rewards.copy(), np.zeros(env.num_envs, dtype=bool)
+                with th.no_grad():
+                    final_values = self._final_values(final)
+                for one, discounted in zip(final, (self.gamma * final_values).cpu().numpy(), strict=True):
+                    truncated[one.env] = True
+                    rewards[one.env] += discounted
+                rollout_buffer.record_final(final, final_values.cpu().numpy())
+                rollout_buffer.record(raw_rewards, dones & ~truncated, truncated, alive)
+            else:
+                rollout_buffer.record(rewards, dones, None, alive)
+            rollout_buffer.add(
+                self._last_obs,  # type: ignore[arg-type]
+                actions,
+                rewards,
+                self._last_episode_starts,  # type: ignore[arg-type]
+                values,
+                log_probs,
+                **extras,
+            )
+            self._after_step()
+            self._last_obs = new_obs  # type: ignore[assignment]
+            self._last_episode_starts = dones
+            if alive is not None:
+                alive &= ~dones
+
+        if alive is not None and alive.all():
+            warnings.warn(
+                f"No episode ended within `n_steps={n_rollout_steps}` steps: all were cut off there, and are compared by "
+                "their beginnings. For whole episodes `n_steps` must be the environments' time limit."
+            )
+        if rollout_buffer.pos < rollout_buffer.buffer_size:
+            rollout_buffer.shorten()
+        with th.no_grad():
+            values = self._last_values()
+
+        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
+        for key, value in rollout_buffer.statistics.items():
+            if key.startswith("rollout/"):  # those under "train/" are of the update, which is logged after the next rollout
+                self.logger.record(key, value)
+
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+
+        return True
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        if self.whole_episodes:  # the last of them goes beyond the number of steps, where SB3's schedules are negative
+            self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
+    def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
+        """Before the first step of a rollout."""
+        if self.whole_episodes:
+            self._last_obs = env.reset()  # type: ignore[assignment]
+            self._last_episode_starts = np.ones(env.num_envs, dtype=bool)
+
+    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
+        # on a GPU sampling from what is not a number ends all use of the device in this process
+        with unchecked_distributions() if self.device.type == "cpu" else nullcontext():
+            return *self.policy(obs_tensor), {}
+
+    def _after_step(self) -> None:
+        """After a step was added to the buffer."""
+
+    def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
+        """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
+        if not dones.any():
+            return []
+        return [
+            FinalObservation(step, index, infos[index]["terminal_observation"])
+            for index in np.flatnonzero(dones).tolist()
+            if infos[index].get("terminal_observation") is not None and infos[index].get("TimeLimit.truncated", False)
+        ]
+
+    def _final_values(self, final: list[FinalObservation]) -> th.Tensor:
+        """
+        :param final: final observations
+        :return: their values, shape ``(len(final),)``; in one forward pass, except where the promise of SB3's own bits
+            holds: matrix products of one row and of several round differently
+        """
+        if self.advantage == "gae" and self.device.type == "cpu" and self.native is None:
+            return th.cat([self._values_of([one]) for one in final])
+        return self._values_of(final)
+
+    def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
+        observations, _ = self.policy.obs_to_tensor(stack_observations([one.observation for one in final]))
+        return self.policy.predict_values(observations).flatten()
+
+    def _last_values(self) -> th.Tensor:
+        """:return: values of the observations after the last step, shape ``(n_envs, 1)``"""
+        return self.policy.predict_values(obs_as_tensor(self._last_obs, self.device))  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""Advantage estimators over a rollout: which kernel, on which arrays."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sb3_flow.kernels import compute_gae, compute_gae_sb3, compute_vtrace
+from sb3_flow.on_policy.grouping import Groups
+
+KINDS = ("gae", "vtrace", "group")
+
+
+class Estimate(NamedTuple):
+    """
+    :param advantages: time-major, shape ``(n_steps, n_envs)``
+    :param returns: targets of the value function, same shape
+    :param statistics: what to log, by key
+    :param counts: steps to learn from, bool of the same shape; None for all
+    """
+
+    advantages: np.ndarray
+    returns: np.ndarray
+    statistics: dict[str, float]
+    counts: np.ndarray | None = None
+
+
+class Rollout(Protocol):
+    """A rollout as an estimator reads it: attributes of the rollout buffer, arrays time-major."""
+
+    rewards: np.ndarray
+    raw_rewards: np.ndarray
+    values: np.ndarray
+    final_values: np.ndarray
+    last_values: np.ndarray
+    last_dones: np.ndarray
+    episode_starts: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    alive: np.ndarray
+    gamma: float
+    gae_lambda: float
+    capacity: int
+
+
+@dataclass
+class Estimator:
+    """
+    :param kind: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561, with the lambda mixing that makes it GAE on-policy) or
+        "group" (peers instead of a critic)
+    :param rho_bar: cap of the importance ratio of V-trace's TD errors; it decides which value function is learned
+    :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
+    :param groups: how peers are compared, for "group"
+    """
+
+    kind: str = "gae"
+    rho_bar: float = 1.0
+    c_bar: float = 1.0
+    groups: Groups = field(default_factory=Groups)
+
+    def of_rollout(self, rollout: Rollout) -> Estimate:
+        """:return: the estimate at collection, when the policy is still the one that acted (every ratio is 1)"""
+        if self.kind == "gae":
+            advantages, returns = compute_gae_sb3(
+                rollout.rewards,
+                rollout.values,
+                rollout.episode_starts,
+                rollout.last_values,
+                rollout.last_dones,
+                rollout.gamma,
+                rollout.gae_lambda,
+            )
+            return Estimate(advantages, returns, {})
+        if self.kind == "vtrace":
+            return self.of_values(rollout, rollout.values, rollout.last_values, np.zeros_like(rollout.values))
+        advantages, returns, statistics, counts = self.groups.advantages(
+            rollout.raw_rewards, rollout.alive, rollout.values, rollout.gamma, rollout.capacity
+        )
+        return Estimate(advantages, returns, statistics, counts)
+
+    def of_values(self, rollout: Rollout, values: np.ndarray, last_values: np.ndarray, log_rhos: np.ndarray) -> Estimate:
+        """
+        :param rollout: rewards and ends of episodes
+        :param values: values to estimate with, time-major
+        :param last_values: value after the last step, shape ``(n_envs,)``
+        :param log_rhos: log of present over behaviour probability, time-major
+        :return: the estimate
+        """
+        if self.kind == "gae":
+            advantages, returns = compute_gae(
+                rollout.raw_rewards,
+                values,
+                last_values=last_values,
+                terminated=rollout.terminated,
+                truncated=rollout.truncated,
+                final_values=rollout.final_values,
+                gamma=rollout.gamma,
+                gae_lambda=rollout.gae_lambda,
+            )
+            return Estimate(advantages, returns, {})
+        # inside a surrogate the ratio is there already: q - V, not rho (q - V)
+        returns, advantages, _ = compute_vtrace(
+            log_rhos,
+            rollout.raw_rewards,
+            values,
+            last_values=last_values,
+            terminated=rollout.terminated,
+            truncated=rollout.truncated,
+            final_values=rollout.final_values,
+            gamma=rollout.gamma,
+            gae_lambda=rollout.gae_lambda,
+            rho_bar=self.rho_bar,
+            c_bar=self.c_bar,
+        )
+        clipped = float(np.mean(log_rhos > np.log(self.rho_bar)))
+        return Estimate(advantages, returns, {"train/rho_clipped_share": clipped})

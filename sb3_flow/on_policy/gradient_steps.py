@@ -1,0 +1,303 @@
+"""Gradient steps with less around them: Adam on flat vectors, distributions that do not look at their arguments."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch as th
+from stable_baselines3.common.torch_layers import MlpExtractor
+from torch.distributions import Distribution
+
+from sb3_flow.on_policy.flat_parameters import own_tensors
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+IN_PLACE: dict[type[th.nn.Module], Any] = {th.nn.Tanh: th.tanh_, th.nn.ReLU: th.relu_}
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """Within it distributions do not check their arguments, which would wait for the device at every one that is made."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+@contextmanager
+def in_place_activations(policy: Any) -> Iterator[None]:
+    """
+    Within it the activations of SB3's networks overwrite the linear layers' outputs, which nothing else needs: the same
+    numbers, and less memory to go through.
+
+    :param policy: only tanh and ReLU that follow a linear layer of an ``MlpExtractor`` change, and no module with hooks
+    """
+    extractor = getattr(policy, "mlp_extractor", None)
+    networks = (extractor.policy_net, extractor.value_net) if type(extractor) is MlpExtractor else ()
+    changed = []
+    for network in networks:
+        for layer, activation in pairwise(network):
+            hooks = (getattr(one, name) for one in (layer, activation) for name in HOOKS)
+            plain = type(layer) is th.nn.Linear and not any(hooks) and "forward" not in vars(activation)
+            if plain and type(activation) in IN_PLACE:
+                activation.forward = IN_PLACE[type(activation)]
+                changed.append(activation)
+    try:
+        yield
+    finally:
+        for activation in changed:
+            del activation.forward
+
+
+OPTIONS = ("amsgrad", "maximize", "weight_decay", "fused", "capturable", "differentiable")
+"""Adam's options that change its steps."""
+
+
+def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
+    """
+    :param optimizer: of any kind
+    :return: whether it is Adam without options or hooks, of contiguous float32 parameters on the CPU
+    """
+    if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1 or "step" in vars(optimizer):
+        return False
+    group = optimizer.param_groups[0]
+    if any(group[name] for name in OPTIONS) or any(isinstance(one, th.Tensor) for one in (group["lr"], *group["betas"])):
+        return False
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    return all(one.dtype == th.float32 and one.device.type == "cpu" and one.is_contiguous() for one in group["params"])
+
+
+LARGE = 2**17
+"""Numbers of a parameter from which on Adam's work on it takes longer than the calls, and copies do not pay."""
+
+LARGEST_RATE = 1e30
+"""Learning rate up to which a step along finite gradients leads to finite weights."""
+
+_memory: WeakKeyDictionary[th.optim.Optimizer, list[list[th.Tensor]]] = WeakKeyDictionary()
+"""Spare moments and weights of each optimizer, kept from one update to the next: the system hands out fresh memory slowly."""
+
+
+class FlatAdam:
+    """
+    Clipped steps of an optimizer in one update, which is a context, and in passes within it (see :meth:`one_pass`).
+
+    Steps of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken on flat vectors of all but the
+    large parameters: same numbers to the last bit, in a handful of operations instead of as many for each parameter, without
+    new memory at each. The first step of a pass leaves the moments that the pass began with where they are. All other steps
+    are the optimizer's own.
+
+    :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
+    :param parameters: what gradients are clipped of; usually the optimizer's
+    :param max_grad_norm: largest norm of all gradients together
+    :param buffers: what else a pass that is undone puts back
+    """
+
+    def __init__(
+        self,
+        optimizer: th.optim.Optimizer,
+        parameters: Iterable[th.Tensor],
+        max_grad_norm: float,
+        buffers: Iterable[th.Tensor] = (),
+    ):
+        self.optimizer, self.group = optimizer, optimizer.param_groups[0]
+        self.parameters, self.max_grad_norm, self.buffers = list(parameters), max_grad_norm, list(buffers)
+        self.flat = False
+
+    def __enter__(self) -> "FlatAdam":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.flat and self.small and self.taken:
+            for i, clipped in zip(self.small, self.gradient.split(self.sizes), strict=True):
+                gradient = self.parameters[i].grad
+                if gradient is not None:
+                    gradient.copy_(clipped.view_as(gradient))
+        self._give_back()
+
+    @contextmanager
+    def one_pass(self, single: bool = False) -> Iterator[None]:
+        """
+        A pass that is undone, with weights, buffers and the optimizer's state, if it ends with an error; Ctrl-C is none.
+
+        :param single: the pass has one step, which is not taken at all if its loss or gradients are not finite
+        """
+        if not self.flat:
+            self._take()
+        self.keep, self.broken = not single or not self.group["lr"] < LARGEST_RATE, False
+        self.buffers_before = [one.clone() for one in self.buffers]
+        self.before = None if self.flat else self._copies()
+        self.begun: list[int] = []  # pieces whose present moments are in the spare memory
+        self.steps_before = self.steps if self.flat else 0.0
+        try:
+            yield
+        except Exception:
+            self._undo()
+            raise
+        finally:
+            self._exchange(self.begun)
+
+    def _take(self) -> None:
+        """Put the small parameters' moments into flat vectors, if steps are to be taken on these."""
+        states = [state for one in self.parameters if (state := self.optimizer.state.get(one))]
+        steps = {float(state["step"]) for state in states} if has_plain_steps(self.optimizer) else set()
+        mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
+        if not mine or len(steps) != 1 or len(states) != len(self.parameters):
+            return
+        if not all(state[name].is_contiguous() for state in states for name in MOMENTS):
+            return
+        self.flat, self.states, self.steps, self.taken = True, states, steps.pop(), 0
+        large = [i for i, one in enumerate(self.parameters) if one.numel() >= LARGE]
+        self.small = [i for i, one in enumerate(self.parameters) if one.numel() < LARGE]
+        self.sizes = [self.parameters[i].numel() for i in self.small]
+        self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
+        # a piece is a large parameter or, as the last one, all small ones; of each both moments
+        self.large, self.present = large, [[states[i][name] for name in MOMENTS] for i in large]
+        if self.small:
+            self.present.append([th.cat([states[i][name].view(-1) for i in self.small]) for name in MOMENTS])
+        spare = _memory.get(self.optimizer, [])
+        if [one[0].shape for one in spare] != [one[0].shape for one in self.present]:
+            spare = [[th.empty_like(one[0]) for _ in range(3)] for one in self.present]
+        self.spare = _memory[self.optimizer] = spare
+        self.gradient = th.empty(sum(self.sizes))
+        self.scratch = th.empty(max(one[0].numel() for one in self.present))
+        self.scales = self.scratch[: sum(self.sizes)].split(self.sizes)
+
+    def _copies(self) -> tuple[list[th.Tensor], Any]:
+        return [one.detach().clone() for one in self.parameters], own_tensors(self.optimizer.state_dict())
+
+    def _exchange(self, pieces: list[int]) -> None:
+        """Make the spare moments of these pieces the present ones."""
+        for piece in pieces:
+            spare, present = self.spare[piece], self.present[piece]
+            self.present[piece], spare[:2] = spare[:2], present
+        self.begun = []
+
+    @th.no_grad()
+    def _undo(self) -> None:
+        for buffer, before in zip(self.buffers, self.buffers_before, strict=True):
+            buffer.copy_(before)
+        if self.before is not None:
+            for parameter, weights in zip(self.parameters, self.before[0], strict=True):
+                parameter.copy_(weights)
+            self.optimizer.load_state_dict(self.before[1])
+            return
+        for piece in self.begun:
+            if piece < len(self.large):
+                self.parameters[self.large[piece]].copy_(self.spare[piece][2])
+            else:
+                th._foreach_copy_(self.rows, self.spare[piece][2].split(self.sizes))
+        if self.keep:
+            self.begun, self.steps = [], self.steps_before
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        if self.flat:
+            for parameter in self.parameters:
+                parameter.grad = None
+        else:
+            self.optimizer.zero_grad()
+
+    def step(self, loss: th.Tensor) -> None:
+        """
+        Clip and go along the present gradients. Once one leaves parameters out, this and all later are the optimizer's.
+
+        :param loss: whose gradients they are
+        """
+        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        if self.flat and len(gradients) == len(self.parameters):
+            self._step(gradients, loss)
+            return
+        if self.flat:
+            self._leave()
+        th.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self.optimizer.step()
+
+    @th.no_grad()
+    def _step(self, gradients: list[th.Tensor], loss: th.Tensor) -> None:
+        # the operations of torch's `clip_grad_norm_` and `_single_tensor_adam`
+        norm = th.linalg.vector_norm(th.stack(th._foreach_norm(gradients, 2.0)), 2.0)
+        if not self.keep and not (math.isfinite(norm.item()) and math.isfinite(loss.item())):
+            self.broken = True
+            return
+        factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.steps, self.taken = self.steps + 1, self.taken + 1
+        step_size = self.group["lr"] / (1 - self.group["betas"][0] ** self.steps)
+        for piece, i in enumerate(self.large):
+            if self.keep and piece not in self.begun:
+                self.spare[piece][2].copy_(self.parameters[i])
+            exp_avg, scale = self._moments(piece, gradients[i], factor)
+            self.parameters[i].addcdiv_(exp_avg, scale, value=-step_size)
+        if self.small:
+            piece = len(self.large)
+            if self.keep and piece not in self.begun:
+                th.cat(self.rows, out=self.spare[piece][2])
+            th.cat([gradients[i].flatten() for i in self.small], out=self.gradient)
+            exp_avg, _ = self._moments(piece, self.gradient, factor)
+            th._foreach_addcdiv_(self.rows, exp_avg.split(self.sizes), self.scales, -step_size)
+
+    def _moments(self, piece: int, gradient: th.Tensor, factor: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Clip a gradient and take it into Adam's moments.
+
+        :param piece: whose moments
+        :param gradient: changed in place
+        :param factor: that clips it
+        :return: the step's direction, and what it is divided by, in the scratch memory
+        """
+        beta1, beta2 = self.group["betas"]
+        exp_avg, exp_avg_sq = self.spare[piece][:2] if self.keep else self.present[piece]
+        before = (exp_avg, exp_avg_sq) if piece in self.begun else self.present[piece]
+        gradient.mul_(factor)
+        th.lerp(before[0], gradient, 1 - beta1, out=exp_avg)
+        th.mul(before[1], beta2, out=exp_avg_sq).addcmul_(gradient, gradient, value=1 - beta2)
+        if self.keep and piece not in self.begun:
+            self.begun.append(piece)
+        scale = self.scratch[: gradient.numel()].view_as(gradient)
+        th.sqrt(exp_avg_sq, out=scale)
+        return exp_avg, scale.div_((1 - beta2**self.steps) ** 0.5).add_(self.group["eps"])
+
+    @th.no_grad()
+    def weights_are_finite(self) -> bool:
+        """:return: whether all parameters are finite numbers, or would be if a step had not been left out"""
+        if self.broken:
+            return False
+        if self.flat:
+            parts = [self.parameters[i] for i in self.large]
+            if self.small:
+                parts.append(th.cat(self.rows, out=self.scratch[: sum(self.sizes)]))
+            if all(math.isfinite(part.sum()) for part in parts):
+                return True
+        return all(bool(one.isfinite().all()) for one in self.parameters)  # a sum may overflow
+
+    @th.no_grad()
+    def _leave(self) -> None:
+        """Go on with the optimizer's own steps, in a pass that was begun without them."""
+        everything = [*self.parameters, *self.buffers]
+        now, begun, steps = [one.detach().clone() for one in everything], self.begun, self.steps
+        self._undo()
+        self._give_back()
+        self.before = self._copies()
+        for one, value in zip(everything, now, strict=True):
+            one.copy_(value)
+        self.flat, self.steps = True, steps
+        self._exchange(begun)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Give the optimizer its state, from which on steps are its own."""
+        if not self.flat:
+            return
+        self.flat = False
+        for piece, i in enumerate(self.large):
+            self.states[i] |= dict(zip(MOMENTS, self.present[piece], strict=True))
+        if self.small:
+            theirs = [self.states[i][name].view(-1) for name in MOMENTS for i in self.small]
+            th._foreach_copy_(theirs, [part for one in self.present[-1] for part in one.split(self.sizes)])
+        for state in self.states:
+            state["step"].fill_(self.steps)

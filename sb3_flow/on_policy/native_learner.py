@@ -1,0 +1,191 @@
+"""Acting and learning of SB3's MLP policies in compiled loops."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import nn
+
+from sb3_flow.native.network_layout import GAUSSIAN, RELU, TANH, describe_network
+from sb3_flow.native.objectives import GSPO, GSPO_TOKEN, Adam, Objective
+from sb3_flow.native.policy_forward import policy_forward, policy_outputs, policy_values
+from sb3_flow.native.policy_update import METRICS, policy_evaluate, ppo_epoch
+from sb3_flow.on_policy.backend_choice import DISTRIBUTIONS
+from sb3_flow.on_policy.finite import check_pass
+from sb3_flow.on_policy.flat_parameters import FlatParameters
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
+
+
+def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
+    """
+    :param policy: a covered policy
+    :param observations: a batch as the environment gives it
+    :return: what the first layer sees, float32, shape ``(B, size)``
+    """
+    if isinstance(policy.observation_space, spaces.Box):
+        return np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), -1)
+    tensors = obs_as_tensor(observations, policy.device)
+    with th.no_grad():
+        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)  # type: ignore[arg-type]
+    return np.ascontiguousarray(found.numpy(), dtype=np.float32)
+
+
+class NativeLoops:
+    """
+    Acting and learning of one policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
+    vectors, so that torch sees every step; see :class:`FlatParameters`.
+
+    :param policy: a covered policy, see :func:`sb3_flow.on_policy.backend_choice.not_covered`
+    """
+
+    def __init__(self, policy: ActorCriticPolicy):
+        self.policy: Any = policy
+        assert isinstance(policy.optimizer, th.optim.Adam)
+        self.flat = FlatParameters(policy, policy.optimizer)
+
+        def rows(*modules: nn.Module) -> list[tuple[int, int, int, int]]:
+            layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
+            offsets = self.flat.offsets
+            return [(offsets[one.weight], offsets[one.bias], one.in_features, one.out_features) for one in layers]
+
+        space = policy.action_space
+        kind = DISTRIBUTIONS[type(policy.action_dist)]
+        components = {
+            spaces.Discrete: lambda: [space.n],  # type: ignore[attr-defined]
+            spaces.MultiDiscrete: lambda: space.nvec,  # type: ignore[attr-defined]
+        }.get(type(space), lambda: [1] * get_action_dim(space))()
+        self.network = describe_network(
+            rows(policy.mlp_extractor.policy_net, policy.action_net),
+            rows(policy.mlp_extractor.value_net, policy.value_net) if getattr(policy, "has_critic", True) else [],
+            components,
+            kind,
+            TANH if policy.activation_fn is nn.Tanh else RELU,
+            len(self.flat.values),
+            self.flat.offsets[self.policy.log_std] if kind == GAUSSIAN else -1,
+        )
+        self.parameters = self.flat.values.numpy()
+        self.action_dtype = np.float32 if isinstance(space, (spaces.Box, spaces.MultiBinary)) else np.int64
+        self.flat.link()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # views of the flat vectors would come out as arrays of their own: a copy is made from the copied policy
+        return NativeLoops, (self.policy,)
+
+    def act(self, observations: Any, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        :param observations: a batch as the environment gives it
+        :param generator: of the actions
+        :return: actions, values and log-probabilities, of the shapes of the policy's ``forward``
+        """
+        actions, values, log_probs = policy_forward(
+            self.network, self.parameters, features(self.policy, observations), generator
+        )
+        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)  # type: ignore[misc]
+        return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
+
+    def values(self, observations: Any) -> th.Tensor:
+        """:return: values, shape ``(B, 1)``"""
+        return th.from_numpy(policy_values(self.network, self.parameters, features(self.policy, observations)))[:, None]
+
+    def evaluate(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
+        """:return: present values and log-probabilities of a rollout, flat as the buffer is"""
+        rollout.prepare()
+        return policy_evaluate(self.network, self.parameters, *self._inputs(rollout))
+
+    def _inputs(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
+        actions = rollout.actions.reshape(len(rollout.actions), -1)
+        return features(self.policy, rollout.observations), actions.astype(np.float32, copy=False)
+
+    def learner(
+        self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
+    ) -> "NativeLearner":
+        """:return: what learns from one rollout, see :class:`NativeLearner`"""
+        return NativeLearner(self, rollout, objective, max_grad_norm, reference)
+
+
+class NativeLearner:
+    """
+    Passes over one rollout, each a single call that takes every minibatch's gradient step.
+
+    :param loops: of the policy
+    :param rollout: to learn from
+    :param objective: the loss
+    :param max_grad_norm: norm that gradients are clipped at
+    :param reference: frozen policy of the same networks, for a KL term
+    """
+
+    def __init__(
+        self, loops: NativeLoops, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any
+    ):
+        rollout.prepare()
+        self.loops, self.rollout, self.objective = loops, rollout, objective
+        self.steps = loops.flat.link()
+        # of weights and moments when a pass begins; memory for each pass would have to be got from the system
+        self.before = [th.empty_like(loops.flat.values) for _ in range(3)]
+        group = loops.policy.optimizer.param_groups[0]
+        beta1, beta2 = map(float, group["betas"])
+        self.adam = Adam(float(group["lr"]), float(max_grad_norm), beta1, beta2, float(group["eps"]))
+        observations, actions = loops._inputs(rollout)
+        self.fixed: dict[str, Any] = {
+            "observations": observations,
+            "actions": actions,
+            "old_log_probs": rollout.log_probs.ravel(),
+            "old_values": rollout.values.ravel(),
+            "proximal_log_probs": rollout.proximal_log_probs,
+        }
+        self.without = set() if objective.policy_loss in (GSPO, GSPO_TOKEN) else {"sequence_ratio_mean", "sequence_ratio_max"}
+        self.without |= set() if len(loops.network.critic) else {"value_loss"}
+        self.without |= set() if objective.kl_coef > 0 else {"kl_reference"}
+        if objective.kl_coef > 0:
+            weights = nn.utils.parameters_to_vector(reference.parameters()).numpy()
+            self.fixed["reference"] = policy_outputs(loops.network, weights, self.fixed["observations"])
+            if loops.network.log_std >= 0:
+                self.fixed["reference_log_std"] = reference.log_std.detach().numpy()
+
+    def epoch(self, batch_size: int | None, by_episode: bool, number: int = 1) -> tuple[dict[str, np.ndarray], bool]:
+        """
+        :param batch_size: rows of a minibatch
+        :param by_episode: keep episodes together
+        :param number: of the pass, for the error's message
+        :return: metrics by name, shape ``(minibatches,)``; whether ``target_kl`` ended the pass
+        :raises FloatingPointError: if a number is not finite; weights and moments are then those from before the pass
+        """
+        batches = list(self.rollout.batches_of_rows(batch_size, by_episode))
+        if not batches:
+            return {}, False
+        rows, segments = zip(*batches, strict=True)
+        flat = self.loops.flat
+        state = flat.values, flat.exp_avg, flat.exp_avg_sq
+        for copied, one in zip(self.before, state, strict=True):
+            copied.copy_(one)
+        table, steps, stopped = ppo_epoch(
+            self.loops.network,
+            self.objective,
+            self.adam,
+            self.loops.parameters,
+            flat.gradients.numpy(),
+            flat.exp_avg.numpy(),
+            flat.exp_avg_sq.numpy(),
+            self.steps,
+            np.concatenate(rows),
+            np.cumsum([0, *map(len, rows)]),
+            segments=np.concatenate(segments) if by_episode else None,
+            advantages=self.rollout.advantages.ravel(),
+            returns=self.rollout.returns.ravel(),
+            **self.fixed,
+        )
+        metrics = {name: column for name, column in zip(METRICS, table.T, strict=True) if name not in self.without}
+        try:
+            finite = bool(np.isfinite(self.loops.parameters).all())
+            check_pass(number, metrics["loss"][: len(table) - stopped], finite, self.rollout)
+        except FloatingPointError:
+            for one, copied in zip(state, self.before, strict=True):
+                one.copy_(copied)
+            raise
+        self.steps = steps
+        flat.stepped(steps)
+        return metrics, stopped

@@ -1,0 +1,410 @@
+"""What PPO, MaskablePPO and RecurrentPPO share: chosen advantages, chosen policy losses, and the update they enter."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_flow.common.backends import choose_backend, requested_backend
+from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
+from sb3_flow.losses import (
+    clipped_surrogate,
+    decoupled_surrogate,
+    gspo_loss,
+    gspo_token_loss,
+    segment_mean,
+    value_loss,
+)
+from sb3_flow.native.objectives import describe_objective
+from sb3_flow.on_policy.arguments import check_choices, check_numbers, check_sizes, warn_of_idle_arguments
+from sb3_flow.on_policy.backend_choice import linear_layers, not_covered, torch_is_faster
+from sb3_flow.on_policy.collection import stack_observations
+from sb3_flow.on_policy.estimators import Estimator
+from sb3_flow.on_policy.finite import check_pass
+from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
+from sb3_flow.on_policy.grouping import Groups
+from sb3_flow.on_policy.reference import kl_divergence, make_reference
+from sb3_flow.on_policy.rollout_buffer import AT_ONCE, FinalObservation, Minibatch, give_estimates
+from sb3_flow.on_policy.saved_state import PersistentOnPolicy
+
+if TYPE_CHECKING:
+    from sb3_flow.on_policy.native_learner import NativeLearner, NativeLoops
+
+
+class PolicyGradient(PersistentOnPolicy):
+    """
+    The update of the PPO family. Left at its defaults it does what SB3's (sb3-contrib's) ``train`` does, operation by
+    operation; metrics stay on the device until the end of the update.
+    """
+
+    clip_range: Any
+    clip_range_vf: Any
+    clip_range_high: Any
+    batch_size: Any
+    n_epochs: int
+    normalize_advantage: bool
+    target_kl: float | None
+    length_scaled_clip: bool = False  # GSPO's
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        check_sizes(options.get("n_steps"), options.get("batch_size"))  # before SB3 divides by them
+        super().__init__(*arguments, **options)
+
+    def _choose(
+        self,
+        advantage: str,
+        policy_loss: str,
+        clip_range_high: Any,
+        dual_clip: float,
+        rho_bar: float,
+        c_bar: float,
+        kl_coef: float,
+        reference_policy: Any,
+        recompute_advantages: str,
+        backend: str = "torch",
+    ) -> None:
+        """Check and store the arguments that the three classes add to SB3's; see :class:`sb3_flow.PPO`."""
+        self.advantage, self.policy_loss, self.clip_range_high, self.dual_clip = (
+            advantage,
+            policy_loss,
+            clip_range_high,
+            dual_clip,
+        )
+        self.rho_bar, self.c_bar, self.kl_coef = rho_bar, c_bar, kl_coef
+        self.reference_policy, self.recompute_advantages = reference_policy, recompute_advantages
+        self.backend, self.groups = backend, Groups()
+        self.native: NativeLoops | None = None
+        self.chosen_backend: str | None = None  # when the model was built; saved
+        self._actions_generator: np.random.Generator | None = None
+        self.reference: Any = None
+        self._has_reference = False
+        self._reference_of: str | None = None
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        check_choices(self)
+        requested_backend(self.backend)
+
+    def _setup_model(self) -> None:
+        self._check_choices()  # once more: `load` sets attributes
+        check_numbers(self)
+        warn_of_idle_arguments(self)
+        if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
+            raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
+        generator = self._actions_generator  # of a loaded model, which goes on with its own
+        with naming_policy_arguments(self):
+            super()._setup_model()
+        self._actions_generator = generator or self._actions_generator
+        if self.clip_range_high is not None:
+            self.clip_range_high = FloatSchedule(self.clip_range_high)
+        give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
+        if self.reference_policy is not None or self._has_reference:
+            if self._has_reference and self.reference_policy is not None and self.reference_policy != self._reference_of:
+                raise ValueError(
+                    f"`reference_policy` is {self.reference_policy!r}, but this model was saved with a reference of its own, "
+                    "which it keeps; None was expected."
+                )
+            # of a loaded model, the weights come with the parameters
+            source = "initial" if self._has_reference else self.reference_policy
+            self.reference = make_reference(source, self.policy)
+            self._has_reference = True
+            self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
+        self._choose_backend()
+
+    def _choose_backend(self) -> None:
+        uncovered = self._not_native() or not_covered(self.policy)
+        total = self.n_steps * self.n_envs
+        size = min(self.batch_size or total, total), self.n_envs, th.get_num_threads()
+        slower = None if uncovered else torch_is_faster(linear_layers(self.policy), *size)
+        given = self.backend, self.chosen_backend, uncovered, slower, self.verbose, self.policy.device.type
+        self.chosen_backend = choose_backend(*given)
+        if self.chosen_backend == "native":
+            from sb3_flow.on_policy.native_learner import NativeLoops  # only where numba can be used
+
+            self.native = NativeLoops(self.policy)
+
+    def _not_native(self) -> str | None:
+        """:return: why the compiled loops do not cover what this algorithm does with its policy, None if they do"""
+        if type(self).loss is not PolicyGradient.loss:
+            return f"{type(self).__name__} has a loss of its own"
+        if self.recompute_advantages == "minibatch":
+            return "advantages are estimated again after each gradient step"
+        if self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
+            return f"{type(self.rollout_buffer).__name__} may sample in its own way"
+        return None
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of native actions.
+
+        :param seed: without one, native actions are seeded from NumPy's global generator when they are first needed
+        """
+        super().set_random_seed(seed)
+        self._actions_generator = None if seed is None else np.random.default_rng(seed)
+
+    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        if self.native is None:
+            return super()._act(env, obs_tensor, use_masking)
+        return *self.native.act(self._last_obs, self._generator_of_actions()), {}  # type: ignore[arg-type]
+
+    def _generator_of_actions(self) -> np.random.Generator:
+        """:return: of native actions"""
+        if self._actions_generator is None:
+            self._actions_generator = np.random.default_rng(np.random.randint(2**31))
+        return self._actions_generator
+
+    def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
+        if self.native is None:
+            return super()._values_of(final)
+        return self.native.values(stack_observations([one.observation for one in final])).flatten()
+
+    def _last_values(self) -> th.Tensor:
+        return super()._last_values() if self.native is None else self.native.values(self._last_obs)  # type: ignore[arg-type]
+
+    def train(self) -> None:
+        """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        check_scheduled(self._current_progress_remaining, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
+        clip = self._clip_ranges()
+        buffer = self.rollout_buffer
+        # V-trace is GAE until the policy has moved, so there is something to correct from the second epoch on
+        recompute = self.recompute_advantages
+        recompute = ("epoch" if self.advantage == "vtrace" else "never") if recompute == "auto" else recompute
+        if self.policy_loss == "decoupled":
+            buffer.proximal_log_probs = self._look_again()[1]
+
+        learner: NativeLearner | None = None
+        policy = self.policy
+        steps = FlatAdam(policy.optimizer, policy.parameters(), self.max_grad_norm, policy.buffers())
+        passes: list[dict[str, np.ndarray]] = []
+        with steps:
+            for epoch in range(self.n_epochs):
+                if recompute == "epoch" and epoch > 0:
+                    self._estimate_again()
+                by_episode = self.policy_loss in ("gspo", "gspo_token")
+                if self.native is not None:
+                    learner = learner or self._native_learner(clip)
+                    found, stop = learner.epoch(self.batch_size, by_episode, self._n_updates + 1)
+                else:
+                    found, stop = self._epoch(steps, clip, by_episode, recompute == "minibatch")
+                passes.append(found)
+                self._n_updates += 1
+                if stop:
+                    if self.verbose >= 1:
+                        print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
+                    break
+        self._log(passes, clip)
+
+    def _epoch(
+        self, steps: FlatAdam, clip: dict[str, Any], by_episode: bool, recompute: bool
+    ) -> tuple[dict[str, np.ndarray], bool]:
+        """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
+        metrics: list[dict[str, th.Tensor]] = []
+        stop = False
+        at_once, buffer = 0 if recompute else AT_ONCE, self.rollout_buffer
+        n_rows = buffer.buffer_size * buffer.n_envs
+        single = not by_episode and n_rows <= (self.batch_size or n_rows)
+        with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass(single):
+            for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
+                loss, found = self.loss(minibatch, **clip)
+                metrics.append(found)
+                stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
+                if stop:
+                    break
+                steps.zero_grad()
+                loss.backward()
+                steps.step(loss)
+                if recompute:
+                    self._estimate_again()
+            if not metrics:
+                return {}, stop
+            # metrics stay on the device until here
+            table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
+            columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
+            losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
+            check_pass(self._n_updates + 1, losses, steps.weights_are_finite(), self.rollout_buffer)
+        return columns, stop
+
+    def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
+        assert self.native is not None
+        objective = describe_objective(
+            self.policy_loss,
+            dual_clip=self.dual_clip,
+            rho_bar=self.rho_bar,
+            vf_coef=self.vf_coef,
+            ent_coef=self.ent_coef,
+            kl_coef=self.kl_coef,
+            normalize_advantage=self.normalize_advantage,
+            target_kl=self.target_kl,
+            **clip,
+        )
+        return self.native.learner(self.rollout_buffer, objective, self.max_grad_norm, self.reference)
+
+    def loss(
+        self, minibatch: Minibatch, clip_range: float, clip_range_high: float | None = None, clip_range_vf: float | None = None
+    ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """
+        ``policy loss + ent_coef * (-entropy) + vf_coef * value loss + kl_coef * KL(pi || reference)``
+
+        :param minibatch: of the rollout
+        :param clip_range: present epsilon of the surrogate, of its lower side if ``clip_range_high`` is given
+        :param clip_range_high: present epsilon of the upper side
+        :param clip_range_vf: present clipping range of the values
+        :return: scalar loss, and scalar metrics by name
+        """
+        data, mask = minibatch.data, minibatch.mask
+        rows = (lambda x: x) if mask is None else (lambda x: x[mask])
+        values, log_prob, entropy = self._evaluate(data)
+        values = values.flatten()
+        advantages, log_prob, old_log_prob = rows(data.advantages), rows(log_prob), rows(data.old_log_prob)
+        if self.normalize_advantage and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = log_prob - old_log_prob
+        ratio = th.exp(log_ratio)
+        sequences = None if minibatch.segments is None else (rows(minibatch.segments), minibatch.n_segments)
+
+        if self.policy_loss in ("gspo", "gspo_token"):
+            assert sequences is not None
+            sequence_loss = gspo_loss if self.policy_loss == "gspo" else gspo_token_loss
+            losses = sequence_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
+        elif self.policy_loss == "decoupled":
+            proximal = rows(minibatch.proximal_log_prob)
+            losses = decoupled_surrogate(
+                log_prob, proximal, old_log_prob, advantages, clip_range, clip_range_high, self.rho_bar
+            )
+        else:
+            dual_clip = self.dual_clip if self.policy_loss == "dual_clip" else None
+            losses = clipped_surrogate(ratio, advantages, clip_range, clip_range_high, dual_clip)
+        policy_loss = losses.mean()
+        # without an entropy in closed form, by the samples
+        entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))
+        loss = policy_loss + self.ent_coef * entropy_loss if self.ent_coef else policy_loss
+        metrics = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
+        if self.has_critic:
+            metrics["value_loss"] = value_loss(rows(values), rows(data.returns), rows(data.old_values), clip_range_vf)
+            loss = loss + self.vf_coef * metrics["value_loss"]
+        if self.kl_coef > 0:
+            metrics["kl_reference"] = rows(self._kl_to_reference(data)).mean()
+            loss = loss + self.kl_coef * metrics["kl_reference"]
+        metrics["loss"] = loss
+        with th.no_grad():
+            change = ratio - 1
+            metrics["approx_kl"] = th.mean(change - log_ratio)
+            metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
+            if self.policy_loss == "decoupled":
+                change = th.exp(log_prob - proximal) - 1
+            if sequences is not None:
+                sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
+                if self.policy_loss in ("gspo", "gspo_token"):
+                    change = sequence_ratio - 1
+                metrics["sequence_ratio_mean"] = sequence_ratio.mean()
+                metrics["sequence_ratio_max"] = sequence_ratio.max()
+            high = clip_range if clip_range_high is None else clip_range_high
+            outside = change.abs() > high if high == clip_range else (change > high) | (change < -clip_range)
+            metrics["clip_fraction"] = outside.mean(dtype=th.float32)
+        return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the policy has a value function to train."""
+        return getattr(self.policy, "has_critic", True)
+
+    def _clip_ranges(self) -> dict[str, Any]:
+        ranges = {}
+        scale = self.rollout_buffer.mean_episode_length**-0.5 if self.length_scaled_clip else 1.0
+        for name, factor in (("clip_range", scale), ("clip_range_high", scale), ("clip_range_vf", 1.0)):
+            schedule = getattr(self, name)
+            ranges[name] = None if schedule is None else factor * schedule(self._current_progress_remaining)
+        check_scheduled(self._current_progress_remaining, **ranges)
+        return ranges
+
+    def _actions(self, data: Any) -> th.Tensor:
+        if isinstance(self.action_space, spaces.Discrete):
+            return data.actions.long().flatten()
+        # sb3-contrib's recurrent buffers leave binary actions as bytes, which have no log-probability
+        return data.actions.float() if isinstance(self.action_space, spaces.MultiBinary) else data.actions
+
+    def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""
+        return self.policy.evaluate_actions(data.observations, self._actions(data))
+
+    def _distribution(self, policy: Any, data: Any) -> Distribution:
+        """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
+        return policy.get_distribution(data.observations)
+
+    def _kl_to_reference(self, data: Any) -> th.Tensor:
+        with th.no_grad():
+            reference = self._distribution(self.reference, data)
+        return kl_divergence(self._distribution(self.policy, data), reference)
+
+    @th.no_grad()
+    def _look_again(self) -> tuple[np.ndarray, np.ndarray]:
+        """:return: present values and log-probabilities of the rollout, flat as the buffer is"""
+        if self.native is not None:
+            return self.native.evaluate(self.rollout_buffer)
+        self.policy.set_training_mode(False)
+        values, log_probs = [], []
+        for minibatch in self.rollout_buffer.in_order():
+            present, log_prob, _ = self._evaluate(minibatch.data)
+            rows = slice(None) if minibatch.mask is None else minibatch.mask
+            values.append(present.flatten()[rows].cpu().numpy())
+            log_probs.append(log_prob.flatten()[rows].cpu().numpy())
+        self.policy.set_training_mode(True)
+        return np.concatenate(values), np.concatenate(log_probs)
+
+    def log_importance_ratios(self) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Say how far the policy has moved from the policy that collected the last rollout.
+
+        :return: log pi(a|s) - log mu(a|s) of every action that was learned from, shape ``(n,)``, and the number of its episode
+        :raises ValueError: if the model has no rollout
+        """
+        buffer: Any = self.rollout_buffer
+        if not buffer.full:
+            raise ValueError("`model` has no rollout, which is not saved with it: call `learn` first.")
+        training = self.policy.training
+        present = self._look_again()[1]
+        self.policy.set_training_mode(training)
+        starts = buffer.episode_starts if buffer.is_recurrent else buffer.swap_and_flatten(buffer.episode_starts)
+        starts = starts.astype(bool).ravel()
+        starts[:: buffer.buffer_size] = True  # a row of `n_steps` for each environment
+        rows = slice(None) if buffer.rows is None else buffer.rows
+        return (present - buffer.log_probs.ravel())[rows], np.cumsum(starts)[rows]
+
+    @th.no_grad()
+    def _estimate_again(self) -> None:
+        """Advantages and returns with the present networks; what was collected stays."""
+        buffer = self.rollout_buffer
+        values, log_probs = self._look_again()
+        self.policy.set_training_mode(False)
+        final = buffer.final_observations
+        final_values = self._values_of(final).cpu().numpy() if final else np.empty(0, np.float32)
+        last_values = self._last_values().cpu().numpy().flatten()
+        self.policy.set_training_mode(True)
+        buffer.estimate_again(values, log_probs, final_values, last_values)
+
+    def _log(self, passes: list[dict[str, np.ndarray]], clip: dict[str, Any]) -> None:
+        """SB3's keys, and ours; means over the update, except SB3's: approx_kl over the last epoch, the last loss."""
+        buffer = self.rollout_buffer
+        for name in passes[0] if passes else ():
+            column = np.concatenate([one[name] for one in passes])
+            shown = {"approx_kl": passes[-1]["approx_kl"].mean(), "loss": column[-1]}.get(name, column.mean())
+            self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
+        if self.has_critic:
+            rows = slice(None) if buffer.rows is None else buffer.rows
+            explained = explained_variance(buffer.values.flatten()[rows], buffer.returns.flatten()[rows])
+            self.logger.record("train/explained_variance", explained)
+        for key, value in buffer.statistics.items():
+            self.logger.record(key, value)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, value in clip.items():
+            if value is not None:
+                self.logger.record(f"train/{name}", value)

@@ -1,0 +1,136 @@
+"""Learning curves from folders of runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sb3_flow.common.checks import check_choice
+from sb3_flow.common.statistics import Estimate, bootstrap_interval
+from sb3_flow.plotting.figures import COLOURS, GRAY, STYLES, finish, new_figure, plain
+from sb3_flow.plotting.runs import QUANTITIES, SOURCES, Run, read_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Paths = str | Path | Sequence[str | Path]
+
+RESAMPLES = 2_000
+LABELS = {"return": "return", "success": "success rate", "length": "episode length (steps)"}
+
+
+def learning_curves(
+    runs: Paths | Mapping[str, Paths],
+    quantity: str = "return",
+    source: str = "auto",
+    window: int = 100,
+    title: str | None = None,
+    path: str | Path | None = None,
+) -> "Figure":
+    """
+    Learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
+    bootstrap interval over the runs; of a single run the band is that of the mean over the episodes of a point.
+
+    A folder of a run is what SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the ``*monitor.csv`` of
+    ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the latter is drawn
+    behind the former. The dataset's own mean return is a horizontal line with its 95 % interval as a band.
+
+    :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
+    :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes
+    :param source: ``"evaluations"``, ``"monitor"``, or ``"auto"``: evaluations if all folders have them
+    :param window: training episodes that a point of a ``"monitor"`` curve is the mean of (fewer, if the runs are short)
+    :param title: of the figure
+    :param path: save it there, too
+    :return: the figure
+    :raises ValueError: if a folder lacks the file or the quantity
+    """
+    check_choice(QUANTITIES, quantity=quantity)
+    check_choice(SOURCES, source=source)
+    figure = new_figure(7, 4.2)
+    groups: dict[str, Paths] = dict(runs) if isinstance(runs, Mapping) else {"": runs}
+    if not groups:
+        raise ValueError("`runs` is empty, but at least one folder was expected.")
+    folders = {name: [own] if isinstance(own, str | Path) else list(own) for name, own in groups.items()}
+    curves, source, window = read_runs(folders, quantity, source, window)
+
+    axis = figure.add_subplot()
+    plain(axis)
+    for i, (name, own) in enumerate(curves.items()):
+        steps, estimates = _summary(own)
+        count = f"{len(own)} runs"
+        label = name if len(own) == 1 else f"{name} ({count})" if name else count
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
+        marker = "o" if len(steps) <= 25 else None
+        axis.plot(steps, [one.value for one in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label)
+        axis.fill_between(
+            steps, [one.low for one in estimates], [one.high for one in estimates], color=colour, alpha=0.2, linewidth=0
+        )
+    every = [run for own in curves.values() for run in own]
+    known = _draw_behaviour(axis, curves) if quantity == "return" else False
+    _label_steps(axis, every)
+    axis.set_ylabel(LABELS[quantity])
+    if quantity == "success":
+        axis.set_ylim(-0.03, 1.03)
+    if title:
+        axis.set_title(title)
+    if known or any(label for label in curves) or len(curves) > 1:
+        axis.legend(frameon=False)
+    several = any(len(own) > 1 for own in curves.values())
+    episodes = (
+        f"a point is the mean of {window} training episodes"
+        if source == "monitor"
+        else f"{every[0].episodes.shape[1]} episodes a point"
+    )
+    episodes += "; dataset: mean and normal 95 % interval" if known else ""
+    how = "interquartile mean over runs" if several else "mean over episodes"
+    figure.supxlabel(f"{how}, band: 95 % bootstrap interval; {episodes}", fontsize=8, color=GRAY)
+    return finish(figure, path)
+
+
+def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
+    """:return: whether the return of a dataset is known; each is drawn once"""
+    first: dict[tuple[tuple[float, ...], str], int] = {}  # number of the first curve with it
+    for number, own in enumerate(curves.values()):
+        for run in own:
+            if run.behaviour is not None:
+                first.setdefault((run.behaviour, run.caveat), number)
+    for ((value, low, high), caveat), number in first.items():
+        colour = GRAY if len(first) == 1 else COLOURS[number % len(COLOURS)]
+        name = "dataset's own return" + (f" ({list(curves)[number]})" if len(first) > 1 else "")
+        label = name + (", not of the task's episodes" if caveat else "")
+        axis.axhline(value, color=colour, linestyle=(0, (1, 2)), linewidth=1.2, label=label)
+        axis.axhspan(low, high, color=colour, alpha=0.15, linewidth=0)
+    return bool(first)
+
+
+def _summary(runs: list[Run]) -> tuple[np.ndarray, list[Estimate]]:
+    """:return: steps, and the estimate at each"""
+    if len(runs) == 1:
+        steps, scores, statistic = runs[0].steps, runs[0].episodes, {"statistic": np.mean}
+    else:
+        steps = np.unique(np.concatenate([run.steps for run in runs]))
+        # where all runs are: none is continued beyond its end
+        steps = steps[(steps >= max(run.steps[0] for run in runs)) & (steps <= min(run.steps[-1] for run in runs))]
+        scores = np.stack([np.interp(steps, run.steps, run.episodes.mean(axis=1)) for run in runs], axis=1)
+        statistic = {}
+    if scores.shape[1] == 1:
+        return steps, [Estimate(*[float(score)] * 3) for (score,) in scores]
+    return steps, [bootstrap_interval(score, resamples=RESAMPLES, **statistic) for score in scores]  # type: ignore[arg-type]
+
+
+def _label_steps(axis: Any, runs: list[Run]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    switches = {run.offline_until for run in runs}
+    if None in switches:
+        axis.set_xlabel("time steps")
+    elif switches == {0}:
+        axis.set_xlabel("environment steps")
+    elif all(run.offline_until == run.steps[-1] for run in runs):
+        axis.set_xlabel("gradient steps (offline)")
+    else:
+        axis.set_xlabel("gradient steps (offline); right of the line environment steps (online)")
+        for switch in switches - {0}:
+            axis.axvline(switch, color=GRAY, linewidth=0.8)

@@ -1,0 +1,318 @@
+"""PPO whose environments run in a process of their own, while it learns."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import Env, spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_flow.collect.collector import Collector, Filled
+from sb3_flow.collect.environment_transfer import (
+    chain,
+    comes_from_function,
+    coming_reset,
+    made_by,
+    normalisers,
+    pack,
+    set_normalisers,
+    unpack,
+)
+from sb3_flow.collect.slots import RolloutSpec
+from sb3_flow.collect.step_replay import Replay
+from sb3_flow.collect.worker import RandomState, random_state, set_random_state
+from sb3_flow.common.checks import check_choice, check_known, check_number, check_whole, warn_without_effect
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
+from sb3_flow.ppo.ppo import PPO
+
+SelfAsyncPPO = TypeVar("SelfAsyncPPO", bound="AsyncPPO")
+MODES = ("lockstep", "free", "sync")
+
+
+class AsyncPPO(PPO):
+    """
+    :class:`sb3_flow.PPO` with the environments in a second process, the collector, which steps them with a copy of the policy
+    while this process learns. Rollouts come with the version of the policy that acted. If it is not the present one, the
+    learner evaluates values and log-probabilities anew, and V-trace (arXiv 1802.01561), the default here, corrects for the
+    difference; ``policy_loss="decoupled"`` (arXiv 2110.00641) also separates it from the clipping.
+
+    =========== ===========================================================================================================
+    mode
+    =========== ===========================================================================================================
+    "lockstep"  the next rollout is collected with the weights from before the present update: the lag is one update, for
+                the first rollout of a ``learn`` zero. Repeats to the last bit with the same seed
+    "free"      the collector takes the freshest weights at each step and runs ahead as far as there are slots. Rollouts
+                with a step that is older than ``max_policy_lag`` updates are dropped
+    "sync"      learning and collecting take turns, without lag: PPO to the last bit on the CPU, for the same ``advantage``
+    =========== ===========================================================================================================
+
+    **Where the environments are.** The first ``learn`` moves a copy of the environments into the collector, where they stay,
+    like an SB3 model's, for the next ``learn``. The environments given, ``get_env()``, serve for spaces and evaluation; they
+    are reset by ``learn`` but never stepped. Statistics of ``VecNormalize`` come back with each rollout, and go there at the
+    beginning of each ``learn``, as do seeds set on them. What cannot be copied (``SubprocVecEnv``, open files) is given as a
+    function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A copy of the model
+    (``copy.deepcopy``, ``pickle``) leaves the collector to the original and starts its own.
+
+    **Callbacks** see a rollout when it has arrived: ``on_step`` is called for each of its steps in turn, with SB3's
+    ``locals``, but "env" cannot be stepped or asked. ``num_timesteps`` counts steps that were learned from.
+
+    **When something fails** in the collector, ``learn`` raises :class:`sb3_flow.collect.CollectorError`. After any error and
+    after Ctrl-C the collector is ended; the model stays as it is, and the next ``learn`` starts another one. :meth:`close`
+    ends an idle one, as do forgetting the model and the end of the program.
+
+    :param env: as for PPO, or a function without arguments that makes it
+    :param mode: "lockstep", "free" or "sync"
+    :param max_policy_lag: of "free", in updates
+    :param n_slots: rollouts in shared memory, at least 2: one is learned from, the others are ahead (in mode "free"; in the
+        others at most one is)
+    :param collector_timeout: seconds without a single step of the environments (or for their reset) after which the collector
+        is killed and an error raised
+    :param learner_threads: torch threads of this process during ``learn``, None to leave them. The collector has one. More
+        threads than idle cores make small networks many times slower
+    :param advantage: "vtrace" or "gae", which does not correct for lag
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str | Callable[[], Any],
+        *args: Any,
+        mode: str = "lockstep",
+        max_policy_lag: int = 2,
+        n_slots: int = 2,
+        collector_timeout: float = 60.0,
+        learner_threads: int | None = 1,
+        advantage: str = "vtrace",
+        **kwargs: Any,
+    ):
+        check_known(type(self), kwargs)
+        check_choice(MODES, mode=mode)
+        check_choice(("vtrace", "gae"), advantage=advantage)
+        check_whole(0, max_policy_lag=max_policy_lag)
+        check_whole(2, n_slots=n_slots)
+        check_whole(1, learner_threads=1 if learner_threads is None else learner_threads)
+        check_number(collector_timeout=collector_timeout)
+        if not collector_timeout > 0:
+            raise ValueError(f"`collector_timeout` must be above 0, but {collector_timeout} was given.")
+        self.mode, self.max_policy_lag, self.n_slots = mode, max_policy_lag, n_slots
+        self.collector_timeout, self.learner_threads = collector_timeout, learner_threads
+        self.policy_version = 0  # updates so far
+        self.dropped_rollouts = 0
+        self.rollout_versions = np.empty(0, dtype=np.int64)  # of the policy that acted, at each step of the present rollout
+        ahead = None if mode == "free" else f'`mode` is "{mode}", which does not run ahead; "free" does'
+        warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
+        self._collector: Collector | None = None
+        self._collector_settings: tuple[Any, ...] = ()
+        kwargs |= {"advantage": advantage}
+        super().__init__(policy, env, *args, **kwargs)  # type: ignore[arg-type]
+        if self.env is not None and kwargs.get("_init_setup_model", True):
+            pack(self.env)  # if it cannot be moved, say so now
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        if callable(env) and not isinstance(env, (Env, VecEnv)):
+            return made_by(env, verbose)
+        return PPO._wrap_env(env, verbose, monitor_wrapper)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        See ``BaseAlgorithm.set_env``. The collector, which has the old environments, is ended.
+
+        :param env: the environment
+        :param force_reset: as in SB3; the collector always begins with a reset
+        """
+        super().set_env(env, force_reset)
+        self.close()
+
+    def close(self) -> None:
+        """End the collector process, if there is one. The next ``learn`` starts another one, with fresh environments."""
+        collector, self._collector = self._collector, None
+        if collector is not None:
+            collector.stop()
+
+    def learn(
+        self: SelfAsyncPPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "AsyncPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfAsyncPPO:
+        """
+        See ``BaseAlgorithm.learn``.
+
+        :raises CollectorError: if the collector fails, dies or hangs
+        """
+        threads = th.get_num_threads()
+        if self.learner_threads is not None:
+            th.set_num_threads(self.learner_threads)
+        try:
+            super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+            if self._collector is not None:
+                self._collector.cancel()  # a callback may have ended training
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            th.set_num_threads(threads)
+        return self
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        assert self.env is not None
+        if self._collector is not None and self._collector_settings != self._settings:
+            self.close()
+        # as they are before SB3 resets this process's environments
+        packed = pack(self.env) if self._collector is None else b""
+        begin: dict[str, Any] = {
+            "reset": reset_num_timesteps or self._last_obs is None,
+            "coming_reset": coming_reset(self.env),
+            "statistics": deepcopy(normalisers(self.env, settings=True)),
+            "random": self._random_state() if self.mode == "sync" else int(th.randint(2**31, (1,)).item()),
+        }
+        found = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if self._collector is None:
+            self._collector, self._collector_settings = self._start(packed), self._settings
+        set_normalisers(self.env, self._collector.begin(**begin))
+        return found
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        """What the collector cannot be told while it runs."""
+        native = self.native is not None
+        return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout, native
+
+    def _random_state(self) -> RandomState:
+        return random_state(None if self.native is None else self._generator_of_actions())
+
+    def _start(self, packed: bytes) -> Collector:
+        # an observation as it is, which may differ from the space's dtype
+        parts = RolloutSpec.parts(self._last_obs)  # type: ignore[arg-type]
+        real = next((str(one.dtype) for one in self.policy.parameters()), "torch.float32").removeprefix("torch.")
+        indices = isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete))
+        spec = RolloutSpec(
+            n_steps=self.n_steps,
+            n_envs=self.n_envs,
+            observations={key: (part.shape[1:], part.dtype.str) for key, part in parts.items()},
+            action=(self.action_space.shape or (), "int64" if indices else real),
+            real=real,
+        )
+        policy_kwargs = {"use_sde": self.use_sde, **self.policy_kwargs}
+        return Collector(
+            policy=self.policy,
+            policy_arguments=(self.policy_class, (self.observation_space, self.action_space), policy_kwargs),
+            env=packed,
+            spec=spec,
+            n_slots=self.n_slots,
+            native=self.native is not None,
+            fresh=self.mode == "free",
+            sde_sample_freq=self.sde_sample_freq,
+            timeout=self.collector_timeout,
+        )
+
+    def _request(self, consuming: int) -> None:
+        """
+        Ask for what is needed and may be asked for.
+
+        :param consuming: rollouts that have arrived and are not counted yet
+        """
+        collector = self._collector
+        assert collector is not None
+        ahead = {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
+        needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
+        needed = max(needed, 1 - consuming)  # whatever a callback did to the counters, what is waited for is asked for
+        while len(collector.outstanding) - consuming < min(ahead, needed):
+            collector.weights.write(self.policy_version)
+            collector.request(self._random_state() if self.mode == "sync" else None)
+
+    def _arrival(self) -> Filled:
+        """:return: the next rollout that is not too old"""
+        collector = self._collector
+        assert collector is not None, "rollouts are collected within `learn`"
+        while True:
+            self._request(consuming=0)
+            filled = collector.receive()
+            if self.mode != "free" or self.policy_version - filled.rollout.versions.min() <= self.max_policy_lag:
+                return filled
+            self.dropped_rollouts += 1
+            collector.release()
+
+    def collect_rollouts(  # type: ignore[override]
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: EstimatedRollouts,
+        n_rollout_steps: int,
+        use_masking: bool = True,
+    ) -> bool:
+        """
+        Wait for a rollout, and fill the buffer as if it were collected now.
+
+        :param env: not used
+        :param callback: called at each step, and at the beginning and end of the rollout
+        :param rollout_buffer: filled
+        :param n_rollout_steps: steps of the rollout
+        :param use_masking: not used
+        :return: False if the callback ended training
+        """
+        filled = self._arrival()
+        rollout, found, waited = filled
+        self._request(consuming=1)
+        assert self.env is not None and self._collector is not None
+        set_normalisers(self.env, found["normalisers"])
+        self.rollout_versions = rollout.versions.copy()
+        lag = self.policy_version - self.rollout_versions
+        self._last_obs, self._last_episode_starts = rollout.observation(0), rollout.episode_starts[0].copy()  # type: ignore[assignment]
+        replay: Any = Replay(rollout, found["infos"], found["reward_dtype"])
+        continue_training = super().collect_rollouts(replay, callback, rollout_buffer, n_rollout_steps, use_masking)
+        self._collector.release()
+        if not continue_training:
+            return False
+        if found["random_state"] is not None:
+            set_random_state(found["random_state"], self._actions_generator)
+        if lag.max() > 0:
+            self._estimate_again()
+            for key, value in rollout_buffer.statistics.items():
+                self.logger.record(key, value)
+        self.logger.record("async/lag_mean", float(lag.mean()))
+        self.logger.record("async/lag_max", int(lag.max()))
+        self.logger.record("async/wait_collector", waited)
+        self.logger.record("async/wait_learner", found["waited"])
+        self.logger.record("async/dropped", self.dropped_rollouts)
+        return True
+
+    def _act(self, env: Any, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+        return *env.act(), {}
+
+    def train(self) -> None:
+        """Update the policy with the rollout buffer."""
+        super().train()
+        self.policy_version += 1
+        if self.mode == "free" and self._collector is not None:
+            self._collector.weights.write(self.policy_version)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self.env is not None and comes_from_function(self.env):
+            made = unpack(pack(self.env))
+            set_normalisers(made, deepcopy(normalisers(self.env, settings=True)))
+            memo.update({id(one): other for one, other in zip(chain(self.env), chain(made), strict=True)})
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy, or what is read from a pickle, starts a collector of its own
+        return vars(self) | {"_collector": None}
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_collector", "rollout_versions"]
