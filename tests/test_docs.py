@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -66,6 +68,12 @@ def test_imports_in_the_text_exist(page):
             importlib.import_module(name)
         except ModuleNotFoundError:
             assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_map_is_the_printed_map():
+    printed = subprocess.run([sys.executable, "-m", "tests.import_map"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (shown,) = [text for page, kind, text in BLOCKS if kind == "text" and "sb3_flow/" in text]
+    assert shown == printed.stdout, "paste the output of `python -m tests.import_map` into how_it_is_built.md"
 
 
 def test_names_for_users_of_other_packages_exist():
