@@ -25,6 +25,7 @@ project = "sb3_flow"
 version = release = sb3_flow.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
 html_theme = "furo"
+html_show_copyright = False
 html_title = f"sb3_flow {version}"
 html_static_path = ["_static"]
 html_css_files = ["wide_tables.css"]
