@@ -1,10 +1,16 @@
-"""Files that were saved when the modes of acting had other names load with the modes that they had."""
+"""
+Files of earlier versions. Saved when the modes of acting had other names, they load with the modes that they had. Saved when
+modules had other names, they load as they were, and training goes on as it would have gone on then.
+"""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import saved_models
+import torch as th
 
 from sb3_flow import FMQ, RQL, FlowMapPolicy
 
@@ -46,3 +52,73 @@ def test_policies(tmp_path):
     shutil.copy(FILES / "flow_map_policy_n_step.pth", tmp_path / "policy")
     policy = FlowMapPolicy.load(tmp_path / "policy")
     assert (policy.acting_mode, policy.n_sampling_steps) == ("sample", 3)
+
+
+OLD_MODULES = FILES / "old_modules"  # written by `python tests/saved_models.py tests/older_files/old_modules`
+OTHER_ROUNDING = {"rtol": 1e-3, "atol": 1e-4}
+"""Of another processor, after a few updates whose learning rate is 3e-3."""
+
+
+def resumed(name: str, folder: Path, disturb: Any = None) -> dict[str, np.ndarray]:
+    """:return: what comes of training the saved model further"""
+    with saved_models.one_thread():
+        model = saved_models.load(name, folder)
+        if disturb is not None:
+            disturb(model)
+        return saved_models.go_on(name, model)
+
+
+def compare(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], exactly: bool) -> None:
+    """Check that numbers are those of the record, on its machine to the last bit."""
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        if exactly:
+            np.testing.assert_array_equal(array, expected[name], name)
+        else:
+            np.testing.assert_allclose(array, expected[name], **OTHER_ROUNDING, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [*saved_models.MODELS, *saved_models.POLICIES])
+def test_models_of_old_modules_resume(name):
+    record, expected = saved_models.read(OLD_MODULES / name)
+    with saved_models.one_thread():
+        assert saved_models.settings(saved_models.load(name, OLD_MODULES / name)) == record["settings"]
+    compare(resumed(name, OLD_MODULES / name), expected, exactly=record["machine"] == saved_models.machine())
+
+
+def change_a_weight(model: Any) -> None:
+    with th.no_grad():
+        next(iter(model.policy.parameters())).flatten()[0] += 0.01
+
+
+def change_a_moment(model: Any) -> None:
+    optimizer = getattr(model.policy, "optimizer", None) or model.policy.actor.optimizer
+    next(iter(optimizer.state.values()))["exp_avg_sq"] *= 4
+
+
+def draw_a_number(model: Any) -> None:
+    np.random.rand()
+    if hasattr(model, "random_streams"):
+        th.rand(1, generator=model.random_streams["windows"])
+
+
+def change_the_buffer(model: Any) -> None:
+    model.replay_buffer.rewards[:] += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "disturb"),
+    [
+        *(
+            (name, disturb)
+            for name in ("ppo_native", "ppo_torch", "rql", "fmq")
+            for disturb in (change_a_weight, change_a_moment, draw_a_number)
+        ),
+        *((name, change_the_buffer) for name in ("rql", "fmq")),
+    ],
+)
+def test_what_is_lost_on_the_way_is_noticed(name, disturb):
+    _, expected = saved_models.read(OLD_MODULES / name)
+    found = resumed(name, OLD_MODULES / name, disturb)
+    with pytest.raises(AssertionError):
+        compare(found, expected, exactly=False)

@@ -227,7 +227,7 @@ def test_without_matplotlib():
     script = """
 import sys
 sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
-from sb3_flow.common import FlowVisualisationCallback, action_flow, flow_values, importance_ratios, learning_curves
+from sb3_flow.plotting import FlowVisualisationCallback, action_flow, flow_values, importance_ratios, learning_curves
 flows = (lambda: action_flow(None, None), lambda: flow_values(None, None))
 for draw in (lambda: learning_curves("x"), lambda: FlowVisualisationCallback(), lambda: importance_ratios([0.0]), *flows):
     try:
