@@ -28,7 +28,7 @@ SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{
 
 def test_blocks_are_marked():
     assert {kind for _, kind, _ in BLOCKS} == {"python", "sh", "text"} | SPHINX
-    assert {page for page, kind, _ in BLOCKS if kind == "text"} == {"docs/development/how_it_is_built.md"}
+    assert {page for page, kind, _ in BLOCKS if kind == "text"} == {"docs/development/how_it_is_built.md"}  # a map, a diagram
 
 
 @pytest.fixture(scope="module")
