@@ -1,6 +1,6 @@
 """
-Sphinx builds the manual from this folder, README.md and the docstrings. `make doc` runs Sphinx; so does a documentation host, as
-.readthedocs.yaml says.
+Sphinx builds the manual from this folder, README.md and the docstrings. `make doc` runs Sphinx, and a documentation host runs
+Sphinx by .readthedocs.yaml.
 
 Sphinx writes the reference into docs/reference/, which is not in the repository: a page for each package with the names in its
 `__all__`, each under its shortest public name, and then the names that its modules define besides. New modules need no entry.

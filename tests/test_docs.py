@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 
 import pytest
 from manual import BLOCKS, PAGES, ROOT
@@ -41,10 +42,11 @@ def test_links_lead_somewhere(page):
 
 
 def test_every_page_is_in_the_table_of_contents():
-    listed = {entry for page, kind, text in BLOCKS if kind == "{toctree}" for entry in text.split() if "/" in entry}
-    listed |= {entry for page, kind, text in BLOCKS if kind == "{toctree}" for entry in text.split() if entry == "changelog"}
-    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES} - {"README", "index"}
-    assert listed == pages | {"reference/index"}
+    lines = [line for page, kind, text in BLOCKS if kind == "{toctree}" for line in text.splitlines()]
+    listed = [line for line in lines if line and not line.startswith(":")]
+    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES} - {"README", "index"} | {"reference/index"}
+    assert all(any(fnmatch(page, entry) for entry in listed) for page in pages)
+    assert all(any(fnmatch(page, entry) for page in pages) for entry in listed)
 
 
 @pytest.mark.parametrize("page", PAGES)
