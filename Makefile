@@ -50,10 +50,9 @@ lint: $(INSTALLED)
 type: $(INSTALLED)
 	$(BIN)/mypy
 
-doc: $(INSTALLED)  ## this README and the docstrings as web pages; a warning is an error
+doc: $(INSTALLED)  ## the manual and the docstrings as web pages; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[doc]'
-	mkdir -p .cache/doc/source
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c .doc .cache/doc/source .cache/doc/html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d .cache/doc/doctrees docs .cache/doc/html
 	@echo "open .cache/doc/html/index.html"
 
 format: $(INSTALLED)
@@ -61,4 +60,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix $(FILES)
 
 clean:
-	rm -rf .venv .cache .mypy_cache .ruff_cache demo_output
+	rm -rf .venv .cache docs/reference .mypy_cache .ruff_cache demo_output

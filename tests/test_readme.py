@@ -1,37 +1,34 @@
-"""Every fenced block of the README runs as it is printed, only with smaller numbers."""
+"""Every fenced block of the front page and of the manual runs as it is printed, only with smaller numbers."""
 
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from manual import BLOCKS, PAGES, ROOT, shortened
 from stable_baselines3.common import evaluation
 from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO
+from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
 from sb3_flow.data.generate import generate
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.S | re.M)
-SCRIPTS = [text for kind, text in BLOCKS if kind == "python"]
-COMMANDS = [line.split("  #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.strip().splitlines()]
-
-
-def shortened(text):
-    """Numbers with a thousands separator are amounts of training."""
-    return re.sub(r"\b\d{1,3}(_\d{3})+\b", "4", text)
+SCRIPTS = [(page, text) for page, kind, text in BLOCKS if kind == "python"]
+LINES = [line.split("  #")[0].strip() for _, kind, text in BLOCKS if kind == "sh" for line in text.strip().splitlines()]
+COMMANDS = list(dict.fromkeys(LINES))  # each once, also where two pages print it
+SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{eval-rst}"}
 
 
 def test_blocks_are_marked():
-    assert {kind for kind, _ in BLOCKS} == {"python", "sh", "text"}
+    assert {kind for _, kind, _ in BLOCKS} == {"python", "sh", "text"} | SPHINX
+    assert {page for page, kind, _ in BLOCKS if kind == "text"} == {"docs/development/how_it_is_built.md"}  # a map, a diagram
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +36,15 @@ def dataset():
     return collect(PointEnv(length=30))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=range(len(SCRIPTS)))
-def test_scripts(script, dataset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "script"), SCRIPTS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(SCRIPTS)])
+def test_scripts(page, script, dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # what the text around a block speaks of
+    # the objects that the text around a block speaks of
     env = make_vec_env("CartPole-v1", n_envs=2) if "AsyncPPO" in script else PointEnv(length=30)
-    names = {"env": env, "dataset": dataset, "observation": np.zeros(2, np.float32)}
+    names = {"__name__": "script", "env": env, "dataset": dataset, "observation": np.zeros(2, np.float32)}
+    if "log.npz" in script:
+        rows = {name: getattr(dataset, name) for name in re.findall(r'log\["(\w+)"\]', script)}
+        np.savez("log.npz", **rows)
     if "import ogbench" in script:
         assert len(script.strip().splitlines()) <= 12
         generate("pointmaze-medium-navigate", 2, out=tmp_path / "data", episode_length=60, progress_bar=False)
@@ -60,17 +60,17 @@ def test_scripts(script, dataset, tmp_path, monkeypatch):
     if "latest_checkpoint" in script:
         small = {"policy_kwargs": {"net_arch": [8]}, "n_critics": 2}
         RQL("MlpPolicy", env, **small).learn_offline(dataset, 2, CheckpointCallback(2, "checkpoints"))
-    exec(compile(shortened(script), "README.md", "exec"), names)
-    for name in re.findall(r"path=\"(.*?)\"|model.save\(\"(.*?)\"", script):
+    exec(compile(shortened(script), page, "exec"), names)
+    for name in re.findall(r"path=\"(.*?)\"|\.save\(\"(.*?)\"", script):
         assert list(tmp_path.glob(f"{''.join(name)}*")), name
     model = names.get("model")
-    assert model is None or model.num_timesteps or model.offline_updates
+    assert model is None or model.num_timesteps or model.offline_updates or "export" in script
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Later commands look at what earlier ones left."""
-    return tmp_path_factory.mktemp("readme")
+    """Later commands look at the files of earlier commands."""
+    return tmp_path_factory.mktemp("manual")
 
 
 # of a command: what is appended to it or, after "=", replaced in it
@@ -82,6 +82,12 @@ SMALLER = {
     "sb3_flow.zoo optimize": ["50=2", "-n 300 --n-startup-trials 1 --n-evaluations 1 --no-optim-plots --storage study.log"],
     "sb3_flow.zoo plot": [],
 }
+RECIPES = {
+    "make demo": "examples/demo.py",
+    "make test": "tests.sb3_suite.run RQL",
+    "make suite": "tests.sb3_suite.run RQL",
+    "make doc": "sphinx",
+}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -89,9 +95,14 @@ def test_commands(command, folder, monkeypatch, capsys):
     if command.startswith("make "):
         # the recipes themselves are run by CI (test) and test_the_demo
         planned = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        assert {"make demo": "examples/demo.py", "make test": "tests.sb3_suite.run RQL", "make doc": "sphinx"}[
-            command
-        ] in planned
+        assert RECIPES[command] in planned
+        return
+    if command.startswith("pip install "):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        requirement = shlex.split(command)[2]
+        name, _, extras = requirement.partition(" @ ")[0].partition("[")
+        assert name in ("torch", project["name"])
+        assert set(extras.rstrip("]").split(",")) - {""} <= set(project["optional-dependencies"])
         return
     name, *_ = [name for name in SMALLER if command.startswith(f"python -m {name} ")]
     for change in SMALLER[name]:
@@ -124,7 +135,9 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("+-") == 6  # the rows of the table
 
 
-def test_classes_are_those_of_the_package():
-    table = README.split("## Which class do I want?")[1].split("##")[0]
-    for one in (RQL, FMQ, PPO, GRPO, GSPO, AsyncPPO):
-        assert f"`{one.__name__}`" in table
+def test_the_front_page_is_short_and_names_every_class():
+    readme = PAGES["README.md"]
+    assert len(readme.splitlines()) <= 170
+    table = readme.split("## Which class do I want?")[1].split("##")[0]
+    for algorithm in (RQL, FMQ, FlowMapPolicy, PPO, MaskablePPO, RecurrentPPO, GRPO, GSPO, AsyncPPO):
+        assert f"`{algorithm.__name__}`" in table
