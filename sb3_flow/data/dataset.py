@@ -1,7 +1,6 @@
 """Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,28 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.data import storage
-from sb3_flow.data.columns import (
-    Allocate,
-    Parts,
-    array_column,
-    entries,
-    flags,
-    in_memory,
-    map_arrays,
-    nest,
-    row_slices,
-)
+from sb3_flow.data.columns import Allocate, Parts, array_column, entries, flags, in_memory, map_arrays
 from sb3_flow.data.locations import resolve
 from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
 from sb3_flow.data.sources import SOURCES, require_extra
-from sb3_flow.data.transitions import assemble, check_names
-from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, check_space, checked
+from sb3_flow.data.summary import describe
+from sb3_flow.data.transitions import assemble, check_names, columns_of_arrays
+from sb3_flow.data.validation import check_action_space, check_observations, check_space, checked
+from sb3_flow.data.vec_normalize import fit_vec_normalize
 
 if TYPE_CHECKING:
     import minari
@@ -169,19 +159,7 @@ class OfflineDataset:
         :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
         """
         check_names(terminated, trajectory_ends, other_names)
-        columns = {}
-        for name, value in (("observations", observations), ("next_observations", next_observations)):
-            if isinstance(value, Mapping):
-                if not value:
-                    raise ValueError(f"{name} is an empty dict")
-                for key, part in value.items():
-                    if not isinstance(key, str) or not key:
-                        raise ValueError(f"the keys of {name} must be text that is not empty, got {key!r}")
-                    columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
-            elif value is not None or name == "observations":
-                columns[name] = array_column(name, value)
-        columns["actions"] = array_column("actions", actions)
-        columns["rewards"] = array_column("rewards", rewards)
+        columns = columns_of_arrays(observations, next_observations, actions, rewards)
         check_space("observation_space", observation_space)
         check_space("action_space", action_space)
         stop, ends = flags(array_column("terminated", terminated)), flags(array_column("trajectory_ends", trajectory_ends))
@@ -338,60 +316,11 @@ class OfflineDataset:
         :param vec_normalize: the wrapper, changed in place
         :raises ValueError: if its observations have other keys or shapes
         """
-        if vec_normalize.norm_obs:
-            arrays = entries(self.observations)
-            fitted = {}
-            for key, old in entries(vec_normalize.obs_rms).items():
-                if key not in arrays or arrays[key].shape[1:] != old.mean.shape:
-                    shapes = {name: array.shape[1:] for name, array in arrays.items()}
-                    raise ValueError(
-                        f"VecNormalize normalises observations {key} of shape {old.mean.shape}, {self.source} has {shapes}"
-                    )
-                fitted[key] = RunningMeanStd(epsilon=0.0, shape=old.mean.shape)
-                for rows in row_slices(arrays[key]):
-                    fitted[key].update(arrays[key][rows].astype(np.float64))
-            vec_normalize.obs_rms = nest(fitted)
-        if vec_normalize.norm_reward:
-            ret_rms = RunningMeanStd(epsilon=0.0)
-            discounted, start = 0.0, True
-            for rows in row_slices(self.rewards):
-                returns = []
-                for reward, end in zip(self.rewards[rows].tolist(), self.trajectory_ends[rows].tolist(), strict=True):
-                    discounted = reward + (0.0 if start else vec_normalize.gamma * discounted)
-                    start = end
-                    returns.append(discounted)
-                ret_rms.update(np.array(returns))
-            vec_normalize.ret_rms = ret_rms
+        fit_vec_normalize(vec_normalize, self._parts(), self.source)
 
     def summary(self) -> str:
         """A few lines of text about the dataset; reads all actions and rewards once."""
-        first, last = self.trajectories.T
-        lengths = last - first + 1
-        returns, mean = self.returns, self.behaviour_return
-        terminated = np.flatnonzero(self.terminated)
-        reached = len(np.unique(np.searchsorted(last, terminated)))
-        low, high = self.action_space.low, self.action_space.high
-        margin = ACTION_TOLERANCE * (high - low)
-        saturated = 0
-        for rows in row_slices(self.actions):
-            saturated += int(np.sum((self.actions[rows] <= low + margin) | (self.actions[rows] >= high - margin)))
-        observations = entries(self.observations)
-        arrays = [*observations.values(), *entries(self.final_observations).values(), self.actions, self.rewards]
-        size = sum(array.nbytes for array in arrays) + 2 * len(self)
-        lines = [
-            f"OfflineDataset {self.source}",
-            f"rows            {len(self)} in {self.n_trajectories} trajectories",
-            f"lengths         min {lengths.min()}, mean {lengths.mean():.1f}, max {lengths.max()}",
-            f"returns         min {returns.min():.6g}, mean {mean.value:.6g}, max {returns.max():.6g}",
-            f"mean return     {mean}",
-            f"terminated      {len(terminated)} rows ({len(terminated) / len(self):.2%}), in {reached} trajectories "
-            f"({reached / len(first):.1%})",
-            f"saturation      {saturated / self.actions.size:.1%} of action components at the bounds",
-            *(f"{f'observations {key}':15} {array.shape[1:]} {array.dtype}" for key, array in observations.items()),
-            f"actions         {self.actions.shape[1:]} {self.actions.dtype}, {_bounds(self.action_space)}",
-            f"size            {size / 1e6:.1f} MB" + (" (memory-mapped)" if isinstance(self.rewards, np.memmap) else ""),
-        ]
-        return "\n".join(lines)
+        return describe(self._parts(), self.source, self.trajectories, self.returns, self.behaviour_return)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -399,8 +328,3 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _bounds(space: spaces.Box) -> str:
-    low, high = np.unique(space.low), np.unique(space.high)
-    return f"bounds [{low[0]:g}, {high[0]:g}]" if len(low) == len(high) == 1 else f"bounds {space.low} to {space.high}"

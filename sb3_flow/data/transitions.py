@@ -79,6 +79,33 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
         )
 
 
+def columns_of_arrays(observations: Any, next_observations: Any, actions: Any, rewards: Any) -> dict[str, Column]:
+    """
+    Name the arrays that a user gives, those of dictionaries by their keys.
+
+    :param observations: an array, or a dict of arrays
+    :param next_observations: likewise, or None
+    :param actions: an array
+    :param rewards: an array
+    :return: columns by name
+    :raises ValueError: for a dict that is empty, or whose keys are no text
+    """
+    columns = {}
+    for name, value in (("observations", observations), ("next_observations", next_observations)):
+        if isinstance(value, Mapping):
+            if not value:
+                raise ValueError(f"{name} is an empty dict")
+            for key, part in value.items():
+                if not isinstance(key, str) or not key:
+                    raise ValueError(f"the keys of {name} must be text that is not empty, got {key!r}")
+                columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
+        elif value is not None or name == "observations":
+            columns[name] = array_column(name, value)
+    columns["actions"] = array_column("actions", actions)
+    columns["rewards"] = array_column("rewards", rewards)
+    return columns
+
+
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:
     """(rows,) bool: rows whose next observation is not the observation of the row below, and the last row."""
     observations, successors = under(columns, "observations"), _successors(columns)

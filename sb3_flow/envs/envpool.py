@@ -1,7 +1,7 @@
 """EnvPool's environments, which are stepped by threads in C++, as a vectorised environment of SB3."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
 from operator import getitem
@@ -12,6 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from sb3_flow.envs.envpool_spaces import leaves, plain_action_space, plain_space
 
 # what the adapter decides itself: one row for each environment, in order, and no pictures
 RESERVED = ("env_type", "env_seed", "batch_size", "max_num_players", "gym_reset_return_info", "render_mode", "render_env_id")
@@ -50,45 +52,6 @@ def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str,
     # EnvPool's default would be the same number always
     seed = int(np.random.randint(SEEDS)) if seed is None else seed % SEEDS
     return partial(envpool.make, task, env_type="gymnasium", num_envs=int(num_envs), seed=seed, **options)
-
-
-def _leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:
-    """:return: where in nested dictionaries there is a space, and which"""
-    if isinstance(space, (spaces.Dict, dict)):
-        for key, inner in space.items():
-            yield from _leaves(inner, (*path, key))
-    else:
-        yield path, space
-
-
-def _plain(space: Any) -> spaces.Space:
-    """:return: the space as SB3 can use it: counted from zero, and with at least one dimension"""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    if isinstance(space, spaces.Box):
-        low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
-        if np.issubdtype(space.dtype, np.floating):
-            # C++'s numeric limits, of which the lower one is the least positive number, mean that there is no bound
-            limits = np.finfo(space.dtype)  # type: ignore[arg-type]
-            low = np.where((low == limits.tiny) | (low == limits.min), -np.inf, low).astype(space.dtype)
-            high = np.where(high == limits.max, np.inf, high).astype(space.dtype)
-        return spaces.Box(low, high, dtype=space.dtype.type)  # type: ignore[arg-type]
-    return space
-
-
-def _plain_action(space: Any) -> tuple[spaces.Space, Any]:
-    """
-    :return: the space of actions as SB3 can use it, and what is added to its integers
-    :raises ValueError: if there is none
-    """
-    if isinstance(space, spaces.Discrete):
-        return _plain(space), int(space.start)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer) and len(space.shape) == 1:
-        low = space.low.astype(np.int64)
-        return spaces.MultiDiscrete(space.high.astype(np.int64) - low + 1), low
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        return _plain(space), 0
-    raise ValueError(f"`task` must have one array of actions, but its space is {space}.")
 
 
 class EnvPoolVecEnv(VecEnv):
@@ -148,10 +111,10 @@ class EnvPoolVecEnv(VecEnv):
         self._stepping = False  # actions are sent, and not answered yet
         self._started = False
         raw = pool.observation_space
-        self._observed = [("/".join(path), path, leaf, _plain(leaf)) for path, leaf in _leaves(raw)]
+        self._observed = [("/".join(path), path, leaf, plain_space(leaf)) for path, leaf in leaves(raw)]
         nested = isinstance(raw, (spaces.Dict, dict))
         plain = spaces.Dict({name: space for name, _, _, space in self._observed}) if nested else self._observed[0][-1]
-        actions, self._first_action = _plain_action(pool.action_space)
+        actions, self._first_action = plain_action_space(pool.action_space)
         self._action_shape = tuple(size for size in list(pool.spec.action_array_spec.values())[-1].shape if size != -1)
         super().__init__(len(pool), plain, actions)
 
@@ -178,7 +141,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
         """:return: EnvPool's arrays, environment by environment"""
-        columns = {"/".join(path): reduce(getitem, path, info) for path, _ in _leaves(info)}
+        columns = {"/".join(path): reduce(getitem, path, info) for path, _ in leaves(info)}
         names = [name for name in columns if name not in ("env_id", "players/env_id")]
         return [dict(zip(names, row, strict=True)) for row in zip(*map(columns.__getitem__, names), strict=True)]
 
