@@ -3,7 +3,7 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +30,7 @@ class RobomimicTask(gym.Env):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (declared so by Gymnasium)
 
-    def __init__(self, file: str, render_mode: str | None = None) -> None:
+    def __init__(self, file: str, render_mode: Literal["rgb_array"] | None = None) -> None:
         try:
             env_utils, obs_utils, h5py = map(
                 importlib.import_module, ("robomimic.utils.env_utils", "robomimic.utils.obs_utils", "h5py")

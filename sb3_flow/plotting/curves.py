@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from sb3_flow.common.checks import check_choice
 from sb3_flow.common.statistics import Estimate, bootstrap_interval
 from sb3_flow.plotting.figures import COLOURS, GRAY, STYLES, finish, new_figure, plain
-from sb3_flow.plotting.runs import QUANTITIES, SOURCES, Run, read_runs
+from sb3_flow.plotting.runs import Quantity, Run, Source, read_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ LABELS = {"return": "return", "success": "success rate", "length": "episode leng
 
 def learning_curves(
     runs: Paths | Mapping[str, Paths],
-    quantity: str = "return",
-    source: str = "auto",
+    quantity: Quantity = "return",
+    source: Source = "auto",
     window: int = 100,
     title: str | None = None,
     path: str | Path | None = None,
@@ -45,8 +45,8 @@ def learning_curves(
     :return: the figure
     :raises ValueError: if a folder lacks the file or the quantity
     """
-    check_choice(QUANTITIES, quantity=quantity)
-    check_choice(SOURCES, source=source)
+    check_choice(get_args(Quantity), quantity=quantity)
+    check_choice(get_args(Source), source=source)
     figure = new_figure(7, 4.2)
     groups: dict[str, Paths] = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     if not groups:
@@ -62,9 +62,14 @@ def learning_curves(
         label = name if len(own) == 1 else f"{name} ({count})" if name else count
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         marker = "o" if len(steps) <= 25 else None
-        axis.plot(steps, [one.value for one in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label)
+        axis.plot(
+            steps, [estimate.value for estimate in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label
+        )
         axis.fill_between(
-            steps, [one.low for one in estimates], [one.high for one in estimates], color=colour, alpha=0.2, linewidth=0
+            *(steps, [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]),
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
         )
     every = [run for own in curves.values() for run in own]
     known = _draw_behaviour(axis, curves) if quantity == "return" else False

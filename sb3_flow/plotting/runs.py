@@ -5,11 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-QUANTITIES = ("return", "success", "length")
-SOURCES = ("auto", "evaluations", "monitor")
+Quantity = Literal["return", "success", "length"]
+Source = Literal["auto", "evaluations", "monitor"]
 IN_EVALUATIONS = {"return": "results", "success": "successes", "length": "ep_lengths"}
 IN_MONITOR = {"return": "r", "success": "is_success", "length": "l"}
 MONITOR_POINTS = 100
@@ -34,12 +35,12 @@ class Run:
 
 
 def read_runs(
-    folders: Mapping[str, Sequence[str | Path]], quantity: str, source: str, window: int
-) -> tuple[dict[str, list[Run]], str, int]:
+    folders: Mapping[str, Sequence[str | Path]], quantity: Quantity, source: Source, window: int
+) -> tuple[dict[str, list[Run]], Source, int]:
     """
     :param folders: by curve
-    :param quantity: one of ``QUANTITIES``
-    :param source: one of ``SOURCES``
+    :param quantity: the numbers of the episodes to read
+    :param source: the files to read
     :param window: training episodes of a point
     :return: the runs by curve, the source that was read, and the window that was used
     """
@@ -49,16 +50,16 @@ def read_runs(
     if source == "auto":
         source = "evaluations" if all((folder / "evaluations.npz").is_file() for folder in every) else "monitor"
     if source == "evaluations":
-        return {name: [read_evaluations(one, quantity) for one in own] for name, own in folders.items()}, source, window
+        return {name: [read_evaluations(folder, quantity) for folder in own] for name, own in folders.items()}, source, window
     logs = {folder: read_monitor(folder, quantity) for folder in every}
     window = max(1, min(window, *(len(values) // 5 for _, values in logs.values())))
-    return {name: [_smoothed(*logs[Path(one)], window) for one in own] for name, own in folders.items()}, source, window
+    return {name: [_smoothed(*logs[Path(folder)], window) for folder in own] for name, own in folders.items()}, source, window
 
 
-def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
+def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
     """
     :param folder: that ``EvalCallback`` wrote ``evaluations.npz`` to
-    :param quantity: one of ``QUANTITIES``
+    :param quantity: the numbers of the episodes to read
     :return: the run; online steps after an offline phase in the same file are counted on from its end
     :raises ValueError: if the file or the quantity is not there
     """
@@ -84,10 +85,10 @@ def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
     return Run(np.where(offline, steps, steps + until), episodes, until, behaviour, caveat)
 
 
-def read_monitor(folder: str | Path, quantity: str = "return") -> tuple[np.ndarray, np.ndarray]:
+def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.ndarray, np.ndarray]:
     """
     :param folder: with the files of ``Monitor``, one for each environment
-    :param quantity: one of ``QUANTITIES``
+    :param quantity: the numbers of the episodes to read
     :return: environment steps at the ends of the episodes, and the quantity, both of shape ``(n_episodes,)``
     :raises ValueError: if there is no episode, or the quantity is not there
     """

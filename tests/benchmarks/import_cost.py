@@ -5,6 +5,7 @@ Seconds that ``import sb3_flow`` takes beside ``import stable_baselines3, sb3_co
 """
 
 import argparse
+import os
 import resource
 import statistics
 import subprocess
@@ -14,28 +15,31 @@ from collections import Counter
 
 BASE, OURS = "import stable_baselines3, sb3_contrib", "import sb3_flow"
 NAMES = "; import sys; print(*sys.modules)"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Installed packages have their bytecode, which this package's files shall have, too."""
 
 
 def measure(code: str) -> tuple[float, float]:
     """:return: seconds by the clock, and seconds of processor time"""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+
+
 def modules(code: str) -> set[str]:
     """:return: names of the modules that some code imports"""
-    ended = subprocess.run([sys.executable, "-c", code + NAMES], capture_output=True, text=True, check=True)
-    return set(ended.stdout.split())
+    return set(_run("-c", code + NAMES).stdout.split())
 
 
 def own_times(code: str) -> dict[str, float]:
     """:return: seconds that each module's own lines take"""
-    ended = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
-    rows = [
-        line.removeprefix("import time:").split("|") for line in ended.stderr.splitlines() if line.startswith("import time:")
-    ]
+    lines = _run("-X", "importtime", "-c", code).stderr.splitlines()
+    rows = [line.removeprefix("import time:").split("|") for line in lines if line.count("|") == 2]
     return {name.strip(): int(own) / 1e6 for own, _, name in rows[1:]}
 
 
