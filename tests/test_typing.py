@@ -27,20 +27,9 @@ def errors(tmp_path_factory):
     settings = tmp_path_factory.mktemp("mypy") / "mypy.ini"
     settings.write_text(SETTINGS)
     cache = Path(tempfile.gettempdir()) / "sb3_flow_mypy_cache"
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--follow-imports",
-        "silent",
-        "--config-file",
-        str(settings),
-        "--cache-dir",
-        str(cache),
-    ]
-    ended = subprocess.run(
-        [*command, *(str(HERE / "typing" / file) for file in FILES)], capture_output=True, text=True, cwd=HERE.parent
-    )
+    options = ["--follow-imports", "silent", "--config-file", str(settings), "--cache-dir", str(cache)]
+    command = [sys.executable, "-m", "mypy", *options, *(str(HERE / "typing" / file) for file in FILES)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent)
     assert ended.returncode in (0, 1), ended.stdout + ended.stderr
     found = {file: {} for file in FILES}
     for path, line, message in re.findall(r"^(.*?):(\d+): error: (.*)$", ended.stdout, re.MULTILINE):

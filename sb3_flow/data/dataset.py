@@ -56,7 +56,7 @@ class OfflineDataset:
         terminated: np.ndarray,
         trajectory_ends: np.ndarray,
         final_observations: np.ndarray | dict[str, np.ndarray],
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         source: str = "arrays",
     ):
@@ -106,7 +106,7 @@ class OfflineDataset:
 
     @cached_property
     def behaviour_return(self) -> BehaviourReturn:
-        """Mean of :attr:`returns` with its 95 % interval: what a policy trained on the data should be above."""
+        """Mean of :attr:`returns` with its 95 % interval, which a policy trained on the data should exceed."""
         return behaviour_return(self.returns, self.terminated, self.trajectory_ends, self.source)
 
     @property
@@ -119,7 +119,8 @@ class OfflineDataset:
             out[self.trajectory_ends] = finals
             return out
 
-        return map_arrays(shifted, self.observations, self.final_observations)
+        following: np.ndarray | dict[str, np.ndarray] = map_arrays(shifted, self.observations, self.final_observations)
+        return following
 
     # ------------------------------------------------------------------------------------------------------ making one
 
@@ -133,13 +134,13 @@ class OfflineDataset:
         trajectory_ends: Any = None,
         next_observations: Any = None,
         *,
-        observation_space: spaces.Space | None = None,
-        action_space: spaces.Space | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
         source: str = "arrays",
         **other_names: Any,
     ) -> "OfflineDataset":
         """
-        A dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
+        Make a dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
 
         :param observations: (N, \\*obs_shape) or a dict of such arrays. Floats are stored as float32; integers keep their
             type, so give images as uint8
@@ -149,8 +150,8 @@ class OfflineDataset:
         :param terminated: (N,) bool or 0/1, True where bootstrapping stops (never for a time limit)
         :param trajectory_ends: (N,) bool or 0/1, True in the last row of each trajectory; the last row of all counts as True
         :param next_observations: like ``observations``. Must equal the observations of the next row within a trajectory.
-            Without them, what a truncated trajectory's last row led to is unknown: that row is left out (the row above
-            becomes the last), and a trajectory of one truncated row vanishes
+            Without them, nobody knows the observation after a truncated trajectory's last row: that row is left out (the row
+            above becomes the last), and a trajectory of one truncated row vanishes
         :param observation_space: default: unbounded Box for floats, the type's range for integers, Dict of these
         :param action_space: default: Box(-1, 1) if all actions lie in it
         :param source: where the data come from, for messages
@@ -169,7 +170,7 @@ class OfflineDataset:
     @classmethod
     def from_minari(cls, dataset: "minari.MinariDataset") -> "OfflineDataset":
         """
-        All episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
+        Read all episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
 
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
@@ -179,7 +180,7 @@ class OfflineDataset:
     @classmethod
     def from_replay_buffer(cls, buffer: ReplayBuffer) -> "OfflineDataset":
         """
-        The transitions of an SB3 replay buffer (a copy). What the buffer records as a time limit stays one.
+        Copy the transitions of an SB3 replay buffer. A time limit in the buffer stays a time limit.
 
         :param buffer: ``ReplayBuffer`` or ``DictReplayBuffer``, full or not, of any number of environments
         """
@@ -191,8 +192,8 @@ class OfflineDataset:
         location: str,
         *,
         mmap_dir: str | Path | None = None,
-        observation_space: spaces.Space | None = None,
-        action_space: spaces.Space | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
     ) -> "OfflineDataset":
         """
         Load ``"prefix:where"``, or a folder that :meth:`save` wrote. Nothing is ever downloaded.
@@ -205,7 +206,7 @@ class OfflineDataset:
         ``sb3:<file.pkl>``                            a replay buffer saved by SB3. Unpickling runs code: only load files
                                                       that you trust
         ``npz:<file.npz>``                            arrays named as the arguments of :meth:`from_arrays`
-        ``npz:<folder>``                              what :meth:`save` wrote, opened memory-mapped and read once to check it
+        ``npz:<folder>``                              a folder of :meth:`save`, opened memory-mapped and read once to check it
         ============================================  ======================================================================
 
         :param location: as above
@@ -259,7 +260,7 @@ class OfflineDataset:
 
     def replace(self, source: str | None = None, **changes: Any) -> "OfflineDataset":
         """
-        The same dataset with some of its arrays or spaces exchanged. Shares all others.
+        Exchange some of the arrays or spaces; the new dataset shares all others.
 
         :param source: where the new data come from; default: as before
         :param changes: arguments of the constructor
@@ -279,13 +280,13 @@ class OfflineDataset:
         storage.write_folder(path, lambda allocate: self._parts(), self.source, None)
 
     def sparse_rewards(self) -> "OfflineDataset":
-        """The same dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
+        """Make the dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
         rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
         return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
 
     # ------------------------------------------------------------------------------------------------------- using one
 
-    def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """
         Check that a model with these spaces can train on this dataset. Bounds of observations are not compared, because
         datasets often have none.
@@ -309,8 +310,8 @@ class OfflineDataset:
 
     def fit_vec_normalize(self, vec_normalize: VecNormalize) -> None:
         """
-        Set the statistics of a ``VecNormalize`` from this dataset: those of observations (if it normalises them) from all N
-        rows, and that of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
+        Set the statistics of a ``VecNormalize`` from this dataset: of observations (if it normalises them) from all N rows,
+        and of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
         starts anew with each trajectory. Its counts become N, so later updates weigh accordingly.
 
         :param vec_normalize: the wrapper, changed in place
@@ -319,7 +320,7 @@ class OfflineDataset:
         fit_vec_normalize(vec_normalize, self._parts(), self.source)
 
     def summary(self) -> str:
-        """A few lines of text about the dataset; reads all actions and rewards once."""
+        """Describe the dataset in a few lines of text; reads all actions and rewards once."""
         return describe(self._parts(), self.source, self.trajectories, self.returns, self.behaviour_return)
 
 

@@ -1,4 +1,4 @@
-"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or what was meant instead."""
+"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or a suggestion."""
 
 import difflib
 import re
@@ -12,6 +12,8 @@ from sb3_flow.data.sources import SOURCES
 
 def resolve(location: str) -> tuple[str, str]:
     """
+    Split a location into prefix and place.
+
     :param location: ``prefix:where``, or a folder that ``OfflineDataset.save`` wrote, or its index
     :return: prefix and where
     :raises ValueError: for anything else, suggesting what may be meant

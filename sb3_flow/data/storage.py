@@ -27,8 +27,10 @@ VERSION = 1
 ARRAYS = ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations")
 
 
-def space_to_json(space: spaces.Space) -> dict[str, Any]:
+def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
     """
+    Describe a space in JSON.
+
     :param space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these
     :raises ValueError: for other spaces
     """
@@ -50,11 +52,11 @@ def space_to_json(space: spaces.Space) -> dict[str, Any]:
     raise ValueError(f"a space of type {type(space).__name__} cannot be saved: {space}")
 
 
-def space_from_json(data: dict[str, Any]) -> spaces.Space:
+def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
     """
     The inverse of :func:`space_to_json`.
 
-    :raises ValueError: if the data are not what it makes
+    :raises ValueError: if :func:`space_to_json` did not make the data
     """
     kind = data["type"]
     if kind == "Dict":
@@ -140,7 +142,7 @@ def write_folder(
 
 def read_index(path: Path) -> dict[str, Any] | None:
     """
-    What dataset.json in a folder says, or None if the folder is not a finished dataset folder.
+    Read dataset.json in a folder; None if the folder is not a finished dataset folder.
 
     :raises ValueError: if it is one of ours and lacks something, or is of another version
     """
@@ -162,8 +164,8 @@ def read_index(path: Path) -> dict[str, Any] | None:
 
 def open_folder(
     path: Path,
-    observation_space: spaces.Space | None = None,
-    action_space: spaces.Space | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
 ) -> Parts:
     """
     Open a folder memory-mapped and read-only, and check it as any source, block by block.

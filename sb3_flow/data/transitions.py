@@ -1,4 +1,4 @@
-"""Transitions, one a row, become the arrays of a dataset: where trajectories end, what their last rows led to."""
+"""Transitions, one a row, become the arrays of a dataset: where trajectories end, and which observations follow."""
 
 import warnings
 from collections.abc import Collection, Mapping
@@ -29,6 +29,8 @@ OTHER_NAMES = ("terminals", "terminations", "timeouts", "truncated", "truncation
 
 def translation(given: Collection[str]) -> str:
     """
+    Explain how to make ``terminated`` and ``trajectory_ends`` of other arrays.
+
     :param given: names of arrays, some of ``OTHER_NAMES``
     :return: what to pass as ``terminated`` and ``trajectory_ends``, as text; empty if nothing can be said
     """
@@ -55,9 +57,9 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
     """
     Refuse other names than ``terminated`` and ``trajectory_ends``, saying how these follow from them.
 
-    :param terminated: what was given, None for nothing
+    :param terminated: the argument, None if it was not given
     :param trajectory_ends: likewise
-    :param others: what was given besides, by name
+    :param others: further arguments by name
     :raises ValueError: for one of ``OTHER_NAMES``, and if something is missing
     :raises TypeError: for other names
     """
@@ -81,7 +83,7 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
 
 def columns_of_arrays(observations: Any, next_observations: Any, actions: Any, rewards: Any) -> dict[str, Column]:
     """
-    Name the arrays that a user gives, those of dictionaries by their keys.
+    Name the arrays that a user gives; arrays in dictionaries are named by their keys.
 
     :param observations: an array, or a dict of arrays
     :param next_observations: likewise, or None
@@ -126,7 +128,8 @@ def _rows_differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     differ = left != right
     if differ.any():  # two NaN count as equal: they are reported as NaN, not as a missing trajectory end
         differ &= (left == left) | (right == right)
-    return differ.any(axis=tuple(range(1, differ.ndim)))
+    rows: np.ndarray = differ.any(axis=tuple(range(1, differ.ndim)))
+    return rows
 
 
 def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -180,8 +183,8 @@ def assemble(
     terminated: np.ndarray,
     trajectory_ends: np.ndarray,
     allocate: Allocate,
-    observation_space: spaces.Space | None = None,
-    action_space: spaces.Space | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
 ) -> Parts:
     """
     Make the arrays of a dataset from transitions, one per row.

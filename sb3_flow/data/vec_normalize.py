@@ -9,7 +9,7 @@ from sb3_flow.data.columns import Parts, entries, nest, row_slices
 
 def fit_vec_normalize(vec_normalize: VecNormalize, parts: Parts, source: str) -> None:
     """
-    Replace the statistics that the wrapper uses, those of observations and those of returns.
+    Replace the statistics that the wrapper uses, of observations and of returns.
 
     :param vec_normalize: the wrapper, changed in place
     :param parts: of the dataset

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from sb3_flow.envs.envpool_spaces import leaves, plain_action_space, plain_space
 
-# what the adapter decides itself: one row for each environment, in order, and no pictures
+# arguments that the adapter decides itself: one row for each environment, in order, and no pictures
 RESERVED = ("env_type", "env_seed", "batch_size", "max_num_players", "gym_reset_return_info", "render_mode", "render_env_id")
 # EnvPool's seeds are C++ integers
 SEEDS = 2**31
@@ -78,7 +78,7 @@ class EnvPoolVecEnv(VecEnv):
     **Seeds** are fixed when a pool is made. ``seed`` (and so ``PPO(seed=...)``) therefore has the next ``reset`` make another
     one, which is not possible for a pool that was given.
 
-    **Not there**: rendering, attributes, methods and wrappers of single environments, options of resets, pools with a
+    **Missing**: rendering, attributes, methods and wrappers of single environments, options of resets, pools with a
     ``batch_size`` of their own, tasks with several players. Infos have EnvPool's entries, without the ids of environments.
 
     :param task: name of a task, see ``envpool.list_all_envs()``, or a pool from ``envpool.make(..., env_type="gymnasium")``
@@ -136,7 +136,7 @@ class EnvPoolVecEnv(VecEnv):
             value = reduce(getitem, path, raw)
             if isinstance(leaf, spaces.Discrete):
                 value = value - leaf.start
-            found[name] = value.reshape(len(value), *space.shape).astype(space.dtype, copy=False)  # type: ignore[misc]
+            found[name] = value.reshape(len(value), *space.shape).astype(space.dtype, copy=False)
         return found if isinstance(self.observation_space, spaces.Dict) else found[""]
 
     def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
@@ -161,7 +161,8 @@ class EnvPoolVecEnv(VecEnv):
         raw, info = pool.reset()
         self.reset_infos = self._infos(info)
         self._started = True
-        return self._observation(raw)
+        first: VecEnvObs = self._observation(raw)
+        return first
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """
@@ -177,7 +178,7 @@ class EnvPoolVecEnv(VecEnv):
             return [None] * self.num_envs
         return super().seed(seed)
 
-    def set_options(self, options: list[dict] | dict | None = None) -> None:
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """
         See ``VecEnv.set_options``.
 
@@ -221,8 +222,8 @@ class EnvPoolVecEnv(VecEnv):
         raw, rewards, terminated, truncated, info = pool.recv()
         self._stepping = False
         observation, infos, dones = self._observation(raw), self._infos(info), terminated | truncated
-        for one, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
-            one["TimeLimit.truncated"] = cut
+        for entry, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            entry["TimeLimit.truncated"] = cut
         if dones.any():
             ended = np.flatnonzero(dones)
             # A step of these environments alone is their automatic reset: the action, though needed, is ignored. It is not
@@ -250,12 +251,16 @@ class EnvPoolVecEnv(VecEnv):
             pool.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """:raises NotImplementedError: always"""
+        """
+        Refuse, since EnvPool does not render.
+
+        :raises NotImplementedError: always
+        """
         raise NotImplementedError("EnvPoolVecEnv does not render; make the environment with `gymnasium.make` for pictures.")
 
     def render(self, mode: str | None = None) -> np.ndarray | None:
         """
-        Not possible.
+        Refuse, since EnvPool does not render.
 
         :param mode: not used
         :raises NotImplementedError: always
@@ -265,7 +270,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """
-        Attributes of the pool: the environments, in C++, have none that Python sees.
+        Read an attribute of the pool: the environments, in C++, have none that Python sees.
 
         :param attr_name: name of the attribute
         :param indices: of environments
@@ -278,7 +283,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """
-        Not possible.
+        Refuse, since EnvPool's environments have no attributes for Python.
 
         :param attr_name: name of the attribute
         :param value: not used
@@ -291,7 +296,7 @@ class EnvPoolVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """
-        Not possible.
+        Refuse, since EnvPool's environments have no methods for Python.
 
         :param method_name: name of the method
         :param method_args: not used
@@ -301,12 +306,14 @@ class EnvPoolVecEnv(VecEnv):
         """
         raise NotImplementedError(f"`{method_name}` cannot be called: EnvPool's environments have no methods for Python.")
 
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
         """
         See ``VecEnv.env_is_wrapped``.
 
         :param wrapper_class: a wrapper
         :param indices: of environments
-        :return: no, for each of them
+        :return: False for each environment
         """
         return [False for _ in self._get_indices(indices)]

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 
-def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:
+def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
     """
     Walk through nested dictionaries.
 
@@ -22,7 +22,7 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield path, space
 
 
-def plain_space(space: Any) -> spaces.Space:
+def plain_space(space: Any) -> Any:
     """
     Translate a space to the form that SB3 can use: counted from zero, and with at least one dimension.
 
@@ -35,14 +35,14 @@ def plain_space(space: Any) -> spaces.Space:
         low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
         if np.issubdtype(space.dtype, np.floating):
             # C++'s numeric limits, of which the lower one is the least positive number, mean that there is no bound
-            limits = np.finfo(space.dtype)  # type: ignore[arg-type]
+            limits = np.finfo(space.dtype)
             low = np.where((low == limits.tiny) | (low == limits.min), -np.inf, low).astype(space.dtype)
             high = np.where(high == limits.max, np.inf, high).astype(space.dtype)
-        return spaces.Box(low, high, dtype=space.dtype.type)  # type: ignore[arg-type]
+        return spaces.Box(low, high, dtype=space.dtype.type)
     return space
 
 
-def plain_action_space(space: Any) -> tuple[spaces.Space, Any]:
+def plain_action_space(space: Any) -> tuple[spaces.Space[Any], Any]:
     """
     Translate a space of actions to the form that SB3 can use.
 

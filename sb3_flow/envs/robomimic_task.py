@@ -14,7 +14,7 @@ from sb3_flow.data.robomimic import KEYS
 TASKS = {"can-mh-low_dim": ("can", 300), "square-mh-low_dim": ("square", 400)}  # folder, time limit
 
 
-class RobomimicTask(gym.Env):
+class RobomimicTask(gym.Env[np.ndarray, np.ndarray]):
     """
     The environment that a dataset of RoboMimic was recorded in: observations as ``OfflineDataset.load("robomimic:...")`` has
     them, reward -1 until the task is solved, which ends the episode.
@@ -71,7 +71,8 @@ class RobomimicTask(gym.Env):
         return self._flat(observation), float(success) - 1.0, success, False, {"is_success": success}
 
     def render(self) -> np.ndarray:
-        return self.env.render(mode="rgb_array", height=256, width=256)
+        picture: np.ndarray = self.env.render(mode="rgb_array", height=256, width=256)
+        return picture
 
 
 for _name, (_folder, _limit) in TASKS.items():

@@ -29,7 +29,7 @@ def learning_curves(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
+    Draw learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
     bootstrap interval over the runs; of a single run the band is that of the mean over the episodes of a point.
 
     A folder of a run is what SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the ``*monitor.csv`` of
@@ -62,15 +62,9 @@ def learning_curves(
         label = name if len(own) == 1 else f"{name} ({count})" if name else count
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         marker = "o" if len(steps) <= 25 else None
-        axis.plot(
-            steps, [estimate.value for estimate in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label
-        )
-        axis.fill_between(
-            *(steps, [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]),
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-        )
+        middle, low, high = np.array(estimates).T
+        axis.plot(steps, middle, color=colour, linestyle=style, marker=marker, ms=4, label=label)
+        axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     every = [run for own in curves.values() for run in own]
     known = _draw_behaviour(axis, curves) if quantity == "return" else False
     _label_steps(axis, every)

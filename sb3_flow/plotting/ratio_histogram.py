@@ -19,8 +19,8 @@ def importance_ratios(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Histogram of the importance ratios pi(a|s) / mu(a|s) of the present policy to the one that acted, of a model's last
-    rollout: after an update it shows how far the policy has moved and what the clipping left behind. For GSPO it shows the
+    Draw a histogram of the importance ratios pi(a|s) / mu(a|s) of the present policy to the one that acted, of a model's last
+    rollout: after an update it shows how far the policy has moved and how much the clipping left behind. For GSPO it shows the
     ratios of episodes.
 
     :param source: a model of ``PPO``, ``MaskablePPO``, ``RecurrentPPO``, ``GRPO``, ``GSPO`` or ``AsyncPPO`` after
@@ -57,7 +57,7 @@ def importance_ratios(
     plain(axis)
     ratios = np.exp(log_ratios.clip(-50, 50))  # further away there is nothing to see, and no float32
     edges = [] if clip_range is None else [1 - clip_range, 1 + (clip_range if clip_range_high is None else clip_range_high)]
-    shown = [one for one in edges if one > 0]
+    shown = [edge for edge in edges if edge > 0]
     low, high = (pick([*shown, 0.999, 1.001, pick(ratios)]) for pick in (np.min, np.max))
     wide = low < 0.25 or high > 4
     bins = np.geomspace(low / 1.1, 1.1 * high, 62) if wide else np.linspace(low, high, 62)

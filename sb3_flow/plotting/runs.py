@@ -1,4 +1,4 @@
-"""Reading what SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
+"""Reading the files that SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
 
 import csv
 import json
@@ -20,8 +20,10 @@ MONITOR_POINTS = 100
 @dataclass
 class Run:
     """
+    The points of one run's curve.
+
     :param steps: where the points are, shape ``(T,)``
-    :param episodes: what each of them is the mean of, shape ``(T, n)``
+    :param episodes: the episodes that each point is the mean of, shape ``(T, n)``
     :param offline_until: steps of the offline phase, which come first; 0 if there was none, None if that is not known
     :param behaviour: mean return of the dataset and the ends of its interval, if that is known
     :param caveat: why that is not the return of the task's episodes, "" if it may be
@@ -38,6 +40,8 @@ def read_runs(
     folders: Mapping[str, Sequence[str | Path]], quantity: Quantity, source: Source, window: int
 ) -> tuple[dict[str, list[Run]], Source, int]:
     """
+    Read the runs of all curves.
+
     :param folders: by curve
     :param quantity: the numbers of the episodes to read
     :param source: the files to read
@@ -58,6 +62,8 @@ def read_runs(
 
 def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
     """
+    Read the evaluations of a run.
+
     :param folder: that ``EvalCallback`` wrote ``evaluations.npz`` to
     :param quantity: the numbers of the episodes to read
     :return: the run; online steps after an offline phase in the same file are counted on from its end
@@ -87,6 +93,8 @@ def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
 
 def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.ndarray, np.ndarray]:
     """
+    Read the training episodes of a run.
+
     :param folder: with the files of ``Monitor``, one for each environment
     :param quantity: the numbers of the episodes to read
     :return: environment steps at the ends of the episodes, and the quantity, both of shape ``(n_episodes,)``

@@ -48,5 +48,5 @@ learning_curves("runs", source="tensorboard")  # wrong
 learning_curves("runs").save("curves.png")  # wrong
 importance_ratios(model, clip="0.2")  # wrong
 FlowVisualisationCallback(plot_freq="often")  # wrong
-bootstrap_interval([1.0, 2.0]).mean  # wrong
-latest_checkpoint("checkpoints").name  # wrong
+print(bootstrap_interval([1.0, 2.0]).mean)  # wrong
+print(latest_checkpoint("checkpoints").name)  # wrong
