@@ -51,21 +51,21 @@ def learning_curves(
     groups: dict[str, Paths] = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     if not groups:
         raise ValueError("`runs` is empty, but at least one folder was expected.")
-    folders = {name: [own] if isinstance(own, str | Path) else list(own) for name, own in groups.items()}
+    folders = {name: [seeds] if isinstance(seeds, str | Path) else list(seeds) for name, seeds in groups.items()}
     curves, source, window = read_runs(folders, quantity, source, window)
 
     axis = figure.add_subplot()
     plain(axis)
-    for i, (name, own) in enumerate(curves.items()):
-        steps, estimates = _summary(own)
-        count = f"{len(own)} runs"
-        label = name if len(own) == 1 else f"{name} ({count})" if name else count
+    for i, (name, seeds) in enumerate(curves.items()):
+        steps, estimates = _summary(seeds)
+        count = f"{len(seeds)} runs"
+        label = name if len(seeds) == 1 else f"{name} ({count})" if name else count
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         marker = "o" if len(steps) <= 25 else None
-        middle, low, high = np.array(estimates).T
+        middle, low, high = np.reshape(estimates, (-1, 3)).T
         axis.plot(steps, middle, color=colour, linestyle=style, marker=marker, ms=4, label=label)
         axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
-    every = [run for own in curves.values() for run in own]
+    every = [run for seeds in curves.values() for run in seeds]
     known = _draw_behaviour(axis, curves) if quantity == "return" else False
     _label_steps(axis, every)
     axis.set_ylabel(LABELS[quantity])
@@ -75,7 +75,7 @@ def learning_curves(
         axis.set_title(title)
     if known or any(label for label in curves) or len(curves) > 1:
         axis.legend(frameon=False)
-    several = any(len(own) > 1 for own in curves.values())
+    several = any(len(seeds) > 1 for seeds in curves.values())
     episodes = (
         f"a point is the mean of {window} training episodes"
         if source == "monitor"
@@ -90,8 +90,8 @@ def learning_curves(
 def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
     """:return: whether the return of a dataset is known; each is drawn once"""
     first: dict[tuple[tuple[float, ...], str], int] = {}  # number of the first curve with it
-    for number, own in enumerate(curves.values()):
-        for run in own:
+    for number, seeds in enumerate(curves.values()):
+        for run in seeds:
             if run.behaviour is not None:
                 first.setdefault((run.behaviour, run.caveat), number)
     for ((value, low, high), caveat), number in first.items():

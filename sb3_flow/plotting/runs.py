@@ -48,16 +48,24 @@ def read_runs(
     :param window: training episodes of a point
     :return: the runs by curve, the source that was read, and the window that was used
     """
-    every = [Path(folder) for own in folders.values() for folder in own]
+    every = [Path(folder) for seeds in folders.values() for folder in seeds]
     if not every:
         raise ValueError("`runs` names a curve without a folder.")
     if source == "auto":
         source = "evaluations" if all((folder / "evaluations.npz").is_file() for folder in every) else "monitor"
     if source == "evaluations":
-        return {name: [read_evaluations(folder, quantity) for folder in own] for name, own in folders.items()}, source, window
+        return (
+            {name: [read_evaluations(folder, quantity) for folder in seeds] for name, seeds in folders.items()},
+            source,
+            window,
+        )
     logs = {folder: read_monitor(folder, quantity) for folder in every}
     window = max(1, min(window, *(len(values) // 5 for _, values in logs.values())))
-    return {name: [_smoothed(*logs[Path(folder)], window) for folder in own] for name, own in folders.items()}, source, window
+    return (
+        {name: [_smoothed(*logs[Path(folder)], window) for folder in seeds] for name, seeds in folders.items()},
+        source,
+        window,
+    )
 
 
 def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
