@@ -132,7 +132,7 @@ class AtomicSaves(BaseAlgorithm):
 
 class CheckpointCallback(callbacks.CheckpointCallback):
     """
-    Save checkpoints as SB3's callback does, so that every file, that of ``VecNormalize`` included, is complete or not
+    Save checkpoints as SB3's callback does, so that every file, ``VecNormalize``'s included, is complete or not
     there. The model is written last. Where there is a model, the replay buffer and the statistics that belong to it are there.
     Arguments are SB3's.
     """

@@ -166,7 +166,7 @@ def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
 
     :param target: float32, or integers as :func:`observation_dtype` says
     :param rows: which
-    :param values: what
+    :param values: the rows to write
     :param name: of the values in messages, with the place in the file as its format calls it
     """
     expected = (rows.stop - rows.start, *target.shape[1:])
@@ -174,7 +174,7 @@ def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
         raise ValueError(f"{name} has shape {values.shape}, {expected} expected")
     check_numbers(name, values.dtype)
     if target.dtype.kind != "f" and values.dtype != target.dtype:
-        raise ValueError(f"{name} has dtype {values.dtype}, {target.dtype} expected, as in what comes before")
+        raise ValueError(f"{name} has dtype {values.dtype}, {target.dtype} expected, as before")
     with np.errstate(over="ignore"):  # a float64 too large for float32 becomes inf, which validation reports
         target[rows] = values
 
@@ -257,7 +257,7 @@ def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
 
     :param function: takes one array of each of the values
     :param values: an array or a dict each, all of one structure; None beside dicts is None for every key
-    :return: what it returns, in a dict with the first value's keys if that is one
+    :return: its result, or its results in a dict if the first value is a dict
     """
     if not isinstance(values[0], dict | spaces.Dict):
         return function(*values)

@@ -157,7 +157,7 @@ class OfflineDataset:
         :param source: where the data come from, for messages
         :param other_names: ``terminals``, ``timeouts``, ``truncated`` and ``dones`` are refused with the rule that makes
             ``terminated`` and ``trajectory_ends`` of them
-        :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
+        :raises ValueError: for data that cannot be trained on, naming the argument, the row and the expected values
         """
         check_names(terminated, trajectory_ends, other_names)
         columns = columns_of_arrays(observations, next_observations, actions, rewards)
@@ -214,7 +214,7 @@ class OfflineDataset:
             memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
             leaves a hidden ``.<name>.partial-...`` beside the folder, which may be deleted
         :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; of
-            others it replaces what they record. The data must fit
+            others it replaces the recorded space. The data must fit
         :param action_space: likewise
         :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
         :raises FileNotFoundError: if there is no such file
@@ -291,19 +291,20 @@ class OfflineDataset:
         Check that a model with these spaces can train on this dataset. Bounds of observations are not compared, because
         datasets often have none.
 
-        :raises ValueError: saying what differs
+        :raises ValueError: naming the difference
         """
         check_action_space(action_space)
         assert isinstance(action_space, spaces.Box)
         if action_space.shape != self.action_space.shape:
             raise ValueError(
-                f"the model's actions have shape {action_space.shape}, those of {self.source} have {self.action_space.shape}"
+                f"the model's actions have shape {action_space.shape}, the actions of {self.source} have "
+                f"{self.action_space.shape}"
             )
         for name in ("low", "high"):
             wanted, given = getattr(action_space, name), getattr(self.action_space, name)
             if not np.allclose(wanted, given, rtol=1e-5, atol=1e-6):
                 raise ValueError(
-                    f"the model's action space has {name} {wanted}, that of {self.source} has {given}: actions would be "
+                    f"the model's action space has {name} {wanted}, the space of {self.source} has {given}: actions would be "
                     "scaled differently"
                 )
         check_observations(self.observations, observation_space, f"the model (dataset {self.source})")

@@ -32,7 +32,7 @@ DAMAGED = (
     UnicodeDecodeError,
     json.JSONDecodeError,
 )
-"""What zipfile, h5py and Minari raise on files that are not as they should be."""
+"""Errors that zipfile, h5py and Minari raise on damaged files."""
 
 
 @contextmanager

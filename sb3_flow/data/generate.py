@@ -42,7 +42,7 @@ _PACKAGES = ("ogbench", "mujoco", "gymnasium", "dm_control", "numpy", "scipy")
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a worker has to know to make any episode."""
+    """Settings from which a worker makes any episode."""
 
     name: str
     seed: int
@@ -106,7 +106,7 @@ def generate(
         _make_parts(plan, todo, workers, advance)
     for split in (1, 0):  # the training file last: once it is there, everything is
         merge([plan.part(*job) for job in jobs if job[0] == split], targets[split])
-    for part in plan.parts.glob("*.npz"):  # the manifest goes last, to explain what a kill leaves here
+    for part in plan.parts.glob("*.npz"):  # the manifest goes last, to explain the files that a kill leaves here
         part.unlink()
     shutil.rmtree(plan.parts)
     return targets[0]
@@ -200,7 +200,7 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
     """
     Progress with rate and remaining time, through tqdm if it is installed, else in plain lines.
 
-    :param name: What is made
+    :param name: Name of the data set
     :param total: Number of episodes
     :param done: Episodes that are there already
     :param show: Whether to show anything

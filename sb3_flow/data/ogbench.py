@@ -53,7 +53,7 @@ def single_task(name: str) -> SingleTask:
     fields = name.split("-")
     if "singletask" not in fields[2:]:
         raise ValueError(
-            f"'{name}' names no single task, which is what rewards are computed for: use "
+            f"'{name}' names no single task, and rewards are computed for single tasks: use "
             "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
             "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
         )
@@ -126,7 +126,7 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
 
 
 def _check_widths(columns: dict[str, Column], env: gymnasium.Env, path: Path) -> None:
-    """Check that the states, which labels are made from, are those of the environment's simulator."""
+    """Check that the states, which labels are made from, belong to the environment's simulator."""
     robot: Any = env.unwrapped
     for name, width in (("qpos", robot.model.nq), ("button_states", getattr(robot, "_num_buttons", None))):
         if name not in columns:

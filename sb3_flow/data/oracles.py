@@ -114,7 +114,7 @@ class EpisodeMaker:
     An episode depends on ``(seed, split, index)`` only: not on the episodes made before, nor on global random state,
     which is left as it was found.
 
-    :param recipe: What to make
+    :param recipe: Recipe of the episodes
     :param episode_length: Rows of an episode, one more than its transitions
     """
 
@@ -133,7 +133,7 @@ class EpisodeMaker:
         with _numpy_state_kept():
             self.env.reset(seed=0)  # compiles the model
         inner: Any = self.env.unwrapped
-        # What OGBench's reset leaves as the last episode made it: the scene's inactive targets. They reach the data, since
+        # OGBench's reset leaves the scene's inactive targets as the last episode made them. They reach the data, since
         # the noisy oracles act once on the info of the step before their target was set.
         self._targets = {key: copy.deepcopy(value) for key, value in vars(inner).items() if key.startswith("_target_")}
         self._site_pos = inner.model.site_pos.copy()
@@ -228,7 +228,7 @@ class EpisodeMaker:
                     action = action + rng.normal(0.0, noise)
             done, ob, info = self._step(rows, ob, np.clip(action, -1.0, 1.0))
             if oracle.done:
-                # `info` stays that of the step: in the published data, too, the next action still sees the old target
+                # `info` stays the step's: in the published data, too, the next action still sees the old target
                 target_ob, target_info = target_setter.set_new_target(p_stack=p_stack)
                 oracle = oracles[target_info["privileged/target_task"]]
                 oracle.reset(target_ob, target_info)

@@ -45,7 +45,7 @@ class Source:
     A resolved location.
 
     :param files: everything the arrays are read from
-    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, say what whole
+    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell what whole
         numbers mean; sources that record their own spaces do not look at them
     """
 

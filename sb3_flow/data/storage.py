@@ -95,7 +95,7 @@ def write_folder(
     :param fill: gets an ``Allocate`` for memory-mapped arrays in the folder, returns all arrays; those that it did not
         allocate are copied
     :param source: text for messages
-    :param origin: what the folder was made from (see :func:`read_index`)
+    :param origin: sources of the folder (see :func:`read_index`)
     :param replace: replace the folder that is at ``path``
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def open_folder(
     :param action_space: instead of the one that the folder records
     :return: the arrays and spaces
     :raises FileNotFoundError: if there is no such folder
-    :raises ValueError: if it is not a complete dataset folder, or holds what cannot be trained on
+    :raises ValueError: if it is not a complete dataset folder, or holds data that cannot be trained on
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no dataset folder at {path}")
@@ -227,7 +227,7 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
     :param path: the folder
     :param fill: as for :func:`write_folder`
     :param source: text for messages
-    :param origin: location, files with sizes and times, spaces: what makes two conversions the same
+    :param origin: location, files with sizes and times, spaces; they are equal for equal conversions
     :raises ValueError: if the folder holds something else
     """
     index = read_index(path)
@@ -245,4 +245,4 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
         if index is None or index["origin"] != origin:
             raise
         return open_folder(path)
-    return _mapped(path, json.loads((path / INDEX).read_text()))  # what was just written has been checked
+    return _mapped(path, json.loads((path / INDEX).read_text()))  # the data were checked when they were written

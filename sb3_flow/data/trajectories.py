@@ -70,7 +70,7 @@ class OnlineTrajectories:
         List the trajectories that closed after an earlier one.
 
         :param number: an earlier value of ``n_closed``
-        :return: column, first step, last step and completeness of what closed since then, but for what is overwritten
+        :return: column, first step, last step and completeness of each, without the overwritten ones
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
@@ -94,7 +94,7 @@ class OnlineTrajectories:
 
     def _close(self, column: int, last: int, complete: bool) -> None:
         if self._n_closed == len(self._closed):
-            # forget what was overwritten; grow only if that did not make room
+            # forget overwritten trajectories; grow only if that did not make room
             n_overwritten = int(np.searchsorted(self._closed[:, 2], self.oldest))
             alive = self._closed[n_overwritten:]
             grown = np.zeros((max(64, 2 * len(alive)), 4), dtype=np.int64)

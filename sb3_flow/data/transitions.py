@@ -32,7 +32,7 @@ def translation(given: Collection[str]) -> str:
     Explain how to make ``terminated`` and ``trajectory_ends`` of other arrays.
 
     :param given: names of arrays, some of ``OTHER_NAMES``
-    :return: what to pass as ``terminated`` and ``trajectory_ends``, as text; empty if nothing can be said
+    :return: the expressions to pass as both arguments, in words; empty if the given arrays do not tell
     """
     stop = next((name for name in ("terminated", "terminals", "terminations") if name in given), None)
     limit = next((name for name in ("timeouts", "truncated", "truncations") if name in given), None)
@@ -218,7 +218,7 @@ def assemble(
     keep: np.ndarray | None = None
     final_rows = np.empty(0, np.int64)
     if not successors:
-        # Nobody knows what a truncated row led to. Without it, its own observation is what the row above led to.
+        # Nobody knows the observation after a truncated row. Without that row, its observation follows the row above.
         keep = terminated | ~ends
         before_dropped = np.append(~keep[1:], False)
         end_rows = np.flatnonzero(keep & (ends | before_dropped))

@@ -74,7 +74,7 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
     :param observations: (N, \\*shape) or a dict
     :param space: the space
     :param whose: whose space it is, for the message
-    :raises ValueError: saying what differs
+    :raises ValueError: naming the difference
     """
     if isinstance(observations, dict) or isinstance(space, spaces.Dict):
         given = sorted(observations) if isinstance(observations, dict) else "one array"

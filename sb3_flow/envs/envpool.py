@@ -36,7 +36,7 @@ def _package() -> Any:
 def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str, Any]) -> Callable[..., Any]:
     """
     :return: a function that makes the pool, by default with this seed
-    :raises ValueError: for what cannot be made
+    :raises ValueError: for a pool that cannot be made
     """
     envpool = _package()
     num_envs = 1 if num_envs is None else num_envs
@@ -67,7 +67,7 @@ class EnvPoolVecEnv(VecEnv):
 
     **Ends of episodes.** EnvPool by itself returns the last observation of an episode, and spends the next step, whose action
     it ignores, on the reset. SB3 expects the first observation of the next episode at once and the last one in ``infos``. So
-    environments that are done make that step here, alone and at once: what comes out is the same, and no action is lost.
+    environments that are done make that step here, alone and at once: the episodes are the same, and no action is lost.
 
     **Episodes that terminate at the very step of the time limit** are called truncated by EnvPool, and there is nothing to
     tell them from others: their value is bootstrapped.
@@ -102,7 +102,9 @@ class EnvPoolVecEnv(VecEnv):
                     f"{type(task).__name__} was given."
                 )
             if seed is not None or options or num_envs not in (None, len(pool)):
-                raise ValueError("`num_envs`, `seed` and options are those of the pool that was given as `task`.")
+                raise ValueError(
+                    "`num_envs`, `seed` and options belong to the pool that was given as `task`, and cannot be chosen here."
+                )
         if pool.config["max_num_players"] > 1:
             raise ValueError("`task` must be for one player, but this one is for several.")
         if pool.is_async:
@@ -130,7 +132,7 @@ class EnvPoolVecEnv(VecEnv):
         return self._pool
 
     def _observation(self, raw: Any) -> Any:
-        """:return: what EnvPool observes, in our space"""
+        """:return: EnvPool's observation, in our space"""
         found = {}
         for name, path, leaf, space in self._observed:
             value = reduce(getitem, path, raw)
@@ -186,7 +188,7 @@ class EnvPoolVecEnv(VecEnv):
         :raises NotImplementedError: if they are not
         """
         if any(options) if isinstance(options, list) else options:
-            raise NotImplementedError("EnvPool has no options of resets; those of `envpool.make` are given to EnvPoolVecEnv.")
+            raise NotImplementedError("EnvPool has no options of resets; give EnvPoolVecEnv the options of `envpool.make`.")
 
     def step_async(self, actions: np.ndarray) -> None:
         """

@@ -60,7 +60,7 @@ def single_task_names() -> Iterator[str]:
 
 
 for _name in single_task_names():
-    # The time limit is that of OGBench's own id. Not gym.register, which searches the whole registry for each
+    # OGBench's own id brings the time limit. gym.register is not used, since it searches the whole registry for each name
     gym.registry[_name] = gym.envs.registration.EnvSpec(
         id=_name,
         entry_point="sb3_flow.envs.registration:make_single_task",

@@ -30,11 +30,12 @@ def learning_curves(
 ) -> "Figure":
     """
     Draw learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
-    bootstrap interval over the runs; of a single run the band is that of the mean over the episodes of a point.
+    bootstrap interval over the runs; of a single run the band belongs to the mean over the episodes of a point.
 
-    A folder of a run is what SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the ``*monitor.csv`` of
-    ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the latter is drawn
-    behind the former. The dataset's own mean return is a horizontal line with its 95 % interval as a band.
+    A run's folder holds the files that SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the
+    ``*monitor.csv`` of ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the
+    online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval as
+    a band.
 
     :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
     :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes

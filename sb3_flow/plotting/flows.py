@@ -238,7 +238,7 @@ def flow_values(
     """
     Draw values over denoising time, along the way from noise to action in one observation: for RQL V(s, x_t, t) of the partial
     action, for FMQ Q of the action that one jump from x_t leads to. Refining earns no reward and is deterministic, so with a
-    consistent value function (FMQ: flow map) every line is level; their spread is what choosing the noise can gain.
+    consistent value function (FMQ: flow map) every line is level; their spread shows how much choosing the noise can gain.
 
     :param model: RQL, FMQ, or a policy of theirs
     :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)

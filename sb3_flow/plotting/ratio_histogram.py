@@ -33,7 +33,7 @@ def importance_ratios(
     :raises TypeError: if it is another kind of model
     :raises ValueError: if there are no ratios, or some are not finite
     """
-    what = "action"
+    unit = "action"
     if hasattr(source, "rollout_buffer"):
         if not hasattr(source, "log_importance_ratios"):
             raise TypeError(
@@ -41,7 +41,7 @@ def importance_ratios(
             )
         log_ratios, episodes = source.log_importance_ratios()
         if source.policy_loss in ("gspo", "gspo_token"):
-            what = "episode"
+            unit = "episode"
             _, numbers = np.unique(episodes, return_inverse=True)
             log_ratios = np.bincount(numbers, log_ratios) / np.bincount(numbers)
         # decoupled: clipped is the ratio to another policy
@@ -62,9 +62,9 @@ def importance_ratios(
     wide = low < 0.25 or high > 4
     bins = np.geomspace(low / 1.1, 1.1 * high, 62) if wide else np.linspace(low, high, 62)
     counts, _, _ = axis.hist(ratios, bins=list(bins), color=COLOURS[0])
-    axis.set(xlabel=f"importance ratio of an {what}", ylabel=f"{what}s")
+    axis.set(xlabel=f"importance ratio of an {unit}", ylabel=f"{unit}s")
     axis.set(xscale="log" if wide else "linear", yscale="log" if np.max(counts) > 50 else "linear")
-    text = f"{len(ratios)} {what}s: mean {ratios.mean():.3f}, largest {ratios.max():.3g}"
+    text = f"{len(ratios)} {unit}s: mean {ratios.mean():.3f}, largest {ratios.max():.3g}"
     if edges:
         for edge in edges:
             axis.axvline(edge, color=COLOURS[1], linestyle="--", linewidth=1.2)

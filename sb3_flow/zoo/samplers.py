@@ -28,7 +28,8 @@ def _off_policy(trial: optuna.Trial) -> Params:
 
 def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
     """
-    Sample hyperparameters of RQL. ``alpha`` matters most; its range and that of ``expectile`` contain all published values.
+    Sample hyperparameters of RQL. ``alpha`` matters most; the ranges of ``alpha`` and ``expectile`` contain all published
+    values.
 
     :param trial: Optuna's trial
     :param n_actions: dimension of the actions (not used)
@@ -122,7 +123,7 @@ def convert_on_policy_params(sampled_params: Params) -> Params:
     """
     Turn a trial's record into hyperparameters of PPO.
 
-    :param sampled_params: what a trial recorded
+    :param sampled_params: a trial's record
     :return: hyperparameters
     """
     return _clip_higher(zoo.convert_onpolicy_params(sampled_params))

@@ -40,7 +40,7 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
 
 def latest_with_model(arguments: list[str]) -> list[str]:
     """
-    Show the latest run that has a model. The zoo takes the latest folder, which may be that of a run that was killed or goes
+    Show the latest run that has a model. The zoo takes the latest folder, which may belong to a run that was killed or goes
     on.
 
     :param arguments: of ``enjoy`` or ``record_video``
@@ -70,7 +70,7 @@ def refuse_missing_model(algo: str, env_name: Any, folder: str, **_: Any) -> Non
     """
     Refuse, in place of the zoo's download of a model that is not found: the hub of SB3 has no model of ours.
 
-    :raises FileNotFoundError: saying what to do
+    :raises FileNotFoundError: with the flag to use
     """
     raise FileNotFoundError(
         f"there is no model of {algo} for {env_name} in the folder {folder}: name the folder that it was trained into, "
