@@ -34,8 +34,8 @@ def learning_curves(
 
     A run's folder holds the files that SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the
     ``*monitor.csv`` of ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the
-    online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval as
-    a band.
+    online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval
+    as a band.
 
     :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
     :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes
