@@ -46,7 +46,7 @@ def main() -> None:
         start = time.perf_counter()
         model.learn(arguments.steps)
         speed = model.num_timesteps / (time.perf_counter() - start)
-        returns = [one["r"] for one in model.ep_info_buffer]
+        returns = [episode["r"] for episode in model.ep_info_buffer]
         with Path(model.logger.dir, "progress.csv").open() as file:
             rows = list(csv.DictReader(file))
         found = {key: np.mean([float(row[key]) for row in rows]) for key in rows[0] if key.startswith("async/")}

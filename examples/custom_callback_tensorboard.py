@@ -84,7 +84,7 @@ def main() -> None:
         for key in ("samples/deviation", "samples/share_left", "train/critic_loss", "rollout/ep_rew_mean"):
             if key in events.Tags()["scalars"]:
                 points = events.Scalars(key)
-                shown = (f"{one.value:.2f} ({one.step})" for one in (points[0], points[-1]))
+                shown = (f"{point.value:.2f} ({point.step})" for point in (points[0], points[-1]))
                 print(f"{phase:<8} {key:<28} {len(points):6} {next(shown):>14} {next(shown):>16}")
     print(f"tensorboard --logdir {arguments.out / 'tensorboard'}")
 

@@ -15,7 +15,8 @@ from numba.core.dispatcher import Dispatcher
 
 import sb3_flow
 from sb3_flow.compiled import unavailable
-from sb3_flow.compiled.cache import SOURCES, SourceCache, keep_on_disk
+from sb3_flow.compiled.cache import SourceCache, keep_on_disk
+from sb3_flow.compiled.source_stamps import SOURCES
 from sb3_flow.kernels import recurrence
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason="nothing is compiled")
@@ -117,6 +118,20 @@ def test_a_change_in_another_file_is_noticed(package):
 def test_a_change_after_the_import_is_not_kept(package):
     change = "from pathlib import Path; import sb3_flow.kernels.helper as h; f = Path(h.__file__); "
     assert run(package, change + "f.write_text(f.read_text().replace('2.0', '5.0'))")[:2] == ["2.0", "3"]
+    assert run(package) == ["5.0", "6", "0"]
+
+
+def test_a_change_before_the_first_loop_is_not_kept(package):
+    """Constants are imported with the package, loops when they are first used."""
+    (package / "kernels" / "constants.py").write_text("FACTOR = 2.0")
+    helper = package / "kernels" / "helper.py"
+    helper.write_text(HELPER.replace("FACTOR = 2.0", "from sb3_flow.kernels.constants import FACTOR"))
+    later = "import sb3_flow.compiled, sb3_flow.kernels.constants as c; open(c.__file__, 'w').write('FACTOR = 5.0'); "
+    command = [sys.executable, "-c", later + "import runpy; runpy.run_module('sb3_flow.kernels.loop', run_name='__main__')"]
+    home = {"XDG_CACHE_HOME": str(package.parent / "home"), "NUMBA_CACHE_DIR": "", "PYTHONPATH": str(package.parent)}
+    environment = {**os.environ, **home, "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, cwd=package.parent, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split()[:2] == ["2.0", "3"]
     assert run(package) == ["5.0", "6", "0"]
 
 

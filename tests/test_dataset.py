@@ -311,9 +311,9 @@ def test_actions_are_clipped_within_tolerance_only() -> None:
 def test_check_spaces() -> None:
     dataset = OfflineDataset.from_arrays(**make_arrays([3]))
     dataset.check_spaces(spaces.Box(-5, 5, (2,), np.float64), spaces.Box(-1, 1, (2,), np.float64))
-    with pytest.raises(ValueError, match=r"model's actions have shape \(3,\), those of arrays have \(2,\)"):
+    with pytest.raises(ValueError, match=r"model's actions have shape \(3,\), the actions of arrays have \(2,\)"):
         dataset.check_spaces(dataset.observation_space, spaces.Box(-1, 1, (3,)))
-    with pytest.raises(ValueError, match=r"model's action space has low \[-2. -2.\], that of arrays has \[-1. -1.\]"):
+    with pytest.raises(ValueError, match=r"model's action space has low \[-2. -2.\], the space of arrays has \[-1. -1.\]"):
         dataset.check_spaces(dataset.observation_space, spaces.Box(-2, 2, (2,)))
     with pytest.raises(ValueError, match=r"observations have shape \(2,\) per row, the model .* wants \(4,\)"):
         dataset.check_spaces(spaces.Box(-1, 1, (4,)), dataset.action_space)

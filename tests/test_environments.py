@@ -67,7 +67,7 @@ def test_sparse_rewards_of_environment_and_data(scene_file):
     assert dense.rewards.min() < -1
     np.testing.assert_array_equal(sparse.rewards, dense.sparse_rewards().rewards)
     np.testing.assert_array_equal(sparse.terminated, dense.terminated)
-    env = gym.make(SPARSE)
+    env = gym.make(f"sb3_flow.envs:{SPARSE}")
     sparse.check_spaces(env.observation_space, env.action_space)
     env.reset(seed=0)
     _, reward, _, _, info = env.step(env.action_space.sample())

@@ -245,7 +245,7 @@ def test_global_numpy_state_is_neither_read_nor_changed(maze_file, tmp_path):
 def stopped(tmp_path, monkeypatch) -> pathlib.Path:
     """A folder in which a run was killed after its last episode; returns the folder of the parts."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(module, "merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             tiny("pointmaze-medium-navigate", tmp_path)
     parts = tmp_path / ".pointmaze-medium-navigate-v0.parts"
@@ -290,7 +290,7 @@ def test_parts_of_another_run_are_refused(stopped):
 
 
 def test_an_error_leaves_no_unfinished_file(tmp_path):
-    with pytest.raises(RuntimeError), module._replacing(tmp_path / "file") as file:
+    with pytest.raises(RuntimeError), module.replacing(tmp_path / "file") as file:
         file.write(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []

@@ -82,8 +82,9 @@ import sys, gymnasium
 before = set(gymnasium.registry)
 import sb3_flow
 extras = {"matplotlib", "ogbench", "minari", "h5py", "envpool", "rl_zoo3", "optuna", "sb3_flow.envs", "sb3_flow.plotting"}
+extras |= {"numba", "llvmlite", "scipy", "pandas"}
 print(sorted(extras & set(sys.modules)), sorted(set(gymnasium.registry) - before))
-import sb3_flow.envs
+gymnasium.make("sb3_flow.envs:CartPole-v1")  # the prefix imports the module
 print(len(set(gymnasium.registry) - before), "ogbench" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

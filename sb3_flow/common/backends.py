@@ -1,4 +1,4 @@
-"""Which of two backends computes a model's networks: torch, or compiled loops where they cover the model."""
+"""The choice between two backends of a model's networks: torch, or compiled loops where they cover the model."""
 
 import os
 import warnings
@@ -35,11 +35,11 @@ def choose_backend(
     Choose the backend of a model, once for all of its life, and say why.
 
     :param backend: the model's argument
-    :param earlier: what was chosen when a model that is now loaded was built
+    :param earlier: the backend that was chosen when a model that is now loaded was built
     :param uncovered: why compiled loops do not cover the model, a sentence without its full stop; None if they do
     :param slower: why torch is faster, likewise; None if it is not
     :param verbose: 1 to print the choice for "auto"
-    :param device: type of the model's device; elsewhere than on the CPU torch is all there is, and not called slower
+    :param device: type of the model's device; other devices than the CPU have torch alone, which is not called slower there
     :return: "torch" or "native"
     :raises ValueError: if "native" is asked for and cannot be had
     """

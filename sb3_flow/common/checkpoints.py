@@ -38,7 +38,7 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
 
     :param path: where the file shall be; missing folders are made, as SB3 does; an open file is handed on as it is
     :param suffix: added if the path has none, as SB3 does
-    :param write: called with the path (or open file) to write to
+    :param write: takes the path (or the open file) to write to
     """
     if not isinstance(path, str | os.PathLike):
         write(path)
@@ -67,7 +67,7 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
         raise
     finally:
         os.close(descriptor)
-    for folder in (final.parent, *(one.parent for one in missing)):
+    for folder in (final.parent, *(new.parent for new in missing)):
         _sync_folder(folder)
 
 
@@ -80,7 +80,7 @@ def _open_alone(path: Path) -> int:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # who had the lock before has moved the file away
+            # the process that had the lock before may have moved the file away
             if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         except BaseException:
@@ -120,7 +120,7 @@ class AtomicSaves(BaseAlgorithm):
 
         :param path: path to the file (or a file-like) where to load the agent from
         :param env: the new environment to run the loaded model on
-        :param arguments: what ``BaseAlgorithm.load`` takes besides
+        :param arguments: further arguments of ``BaseAlgorithm.load``
         :param options: the same by name, and arguments of the constructor to change
         :return: new model instance with loaded parameters
         :raises ValueError: if another algorithm saved the file
@@ -132,8 +132,8 @@ class AtomicSaves(BaseAlgorithm):
 
 class CheckpointCallback(callbacks.CheckpointCallback):
     """
-    SB3's ``CheckpointCallback`` for our algorithms: every file is complete or not there, that of ``VecNormalize``, too, and
-    the model is written last. Where there is a model, the replay buffer and the statistics that belong to it are there.
+    Save checkpoints as SB3's callback does, so that every file, ``VecNormalize``'s included, is complete or not
+    there. The model is written last. Where there is a model, the replay buffer and the statistics that belong to it are there.
     Arguments are SB3's.
     """
 
@@ -156,7 +156,7 @@ class CheckpointCallback(callbacks.CheckpointCallback):
 
 def latest_checkpoint(folder: str | Path, name_prefix: str = "rl_model") -> Path | None:
     """
-    The checkpoint with the most training in a folder written by :class:`CheckpointCallback`. The number in a file's name
+    Find the checkpoint with the most training in a folder written by :class:`CheckpointCallback`. The number in a file's name
     does not tell: it counts gradient steps offline and starts anew, counting environment steps, online. Files that cannot
     be read as a whole are passed over.
 

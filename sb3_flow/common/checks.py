@@ -1,4 +1,4 @@
-"""Checks of arguments and of numbers; each error names what it is about, what was given and what was expected."""
+"""Checks of arguments and of numbers; each error names the argument, the given value and the expected ones."""
 
 import difflib
 import inspect
@@ -85,11 +85,11 @@ def check_number(where: str = "", **arguments: Any) -> None:
 
 def check_scheduled(progress: float, **arguments: float | None) -> None:
     """
-    Refuse what a schedule returned if it cannot be meant.
+    Refuse values of schedules that cannot be meant.
 
-    :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond it; what schedules return there is
+    :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond it, where values are
         left alone
-    :param arguments: what schedules returned now, by argument name
+    :param arguments: present values of schedules, by argument name
     :raises ValueError: if one is not a finite number, or negative
     """
     when = f" by its schedule at a remaining progress of {progress}"
@@ -133,9 +133,11 @@ def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
 
 def check_learning(total_timesteps: float, log_interval: int | None) -> None:
     """
+    Refuse arguments of ``learn`` that cannot be meant.
+
     :param total_timesteps: of ``learn``
     :param log_interval: of ``learn`` or ``learn_offline``; None for no log
-    :raises ValueError: if one is not a number that could be meant
+    :raises ValueError: if one of them is no number that could be meant
     """
     check_minimum(0, total_timesteps=total_timesteps)
     if log_interval is not None:
@@ -143,11 +145,15 @@ def check_learning(total_timesteps: float, log_interval: int | None) -> None:
 
 
 def arguments_of(owner: type) -> dict[str, inspect.Parameter]:
-    """:return: what the constructor of a class takes by name, also through its ``**kwargs``"""
+    """
+    Read the arguments of a class's constructor.
+
+    :return: the parameters that can be given by name, also through ``**kwargs``
+    """
     found: dict[str, inspect.Parameter] = {}
-    for one in owner.__mro__:
-        if "__init__" in vars(one):
-            parameters = list(inspect.signature(vars(one)["__init__"]).parameters.values())[1:]
+    for base in owner.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
             by_name = [given for given in parameters if given.kind in (given.POSITIONAL_OR_KEYWORD, given.KEYWORD_ONLY)]
             found = {**{given.name: given for given in by_name}, **found}
             if not any(given.kind is given.VAR_KEYWORD for given in parameters):
@@ -157,9 +163,11 @@ def arguments_of(owner: type) -> dict[str, inspect.Parameter]:
 
 def unknown_argument(where: str, name: str, known: Iterable[str]) -> TypeError:
     """
-    :param where: what has no such argument
+    Make the error for an argument that does not exist.
+
+    :param where: the class or dictionary that has no such argument
     :param name: the argument
-    :param known: those that it has
+    :param known: the arguments that there are
     :return: the error, with the nearest one
     """
     known = sorted(known)
@@ -170,6 +178,8 @@ def unknown_argument(where: str, name: str, known: Iterable[str]) -> TypeError:
 
 def check_known(owner: type, given: Iterable[str], besides: Iterable[str] = ()) -> None:
     """
+    Refuse arguments that a class does not have.
+
     :param owner: the class that the user called
     :param given: names of arguments
     :param besides: names that are arguments, too
@@ -178,14 +188,14 @@ def check_known(owner: type, given: Iterable[str], besides: Iterable[str] = ()) 
     known = {*arguments_of(owner), *besides}
     for name in given:
         if name not in known:
-            raise unknown_argument(owner.__name__, name, {one for one in known if not one.startswith("_")})
+            raise unknown_argument(owner.__name__, name, {argument for argument in known if not argument.startswith("_")})
 
 
 @contextmanager
 def naming_policy_arguments(model: Any) -> Iterator[None]:
     """
-    Say which class was called and which argument was meant if its policy does not know one. Only if the policy refuses it:
-    a policy may take arguments that its signature does not show.
+    Name the class that was called and the argument that was meant, if a policy refuses an argument. Nothing is refused here,
+    since a policy may take arguments that its signature does not show.
 
     :param model: whose policy is built meanwhile
     :raises TypeError: with the nearest name
@@ -216,7 +226,7 @@ def warn_without_effect(owner: Any, **reasons: str | None) -> None:
 
 def check_given_once(model: Any, kwargs: str, arguments: Iterable[str], loaded: bool = False) -> None:
     """
-    What a constructor takes both itself and in a dictionary is its own: move it out of the dictionary.
+    Move arguments that a constructor takes itself out of a dictionary that holds them, too.
 
     :param model: has the arguments of its constructor as attributes
     :param kwargs: name of the dictionary, e.g. ``policy_kwargs``

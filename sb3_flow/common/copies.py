@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper
 class DeepCopies(BaseAlgorithm):
     """
     An algorithm that ``copy.deepcopy`` copies whole, with its environments: the copy goes on by itself as the original would
-    have done. SB3's does so until the first update.
+    have done. SB3's algorithms are copied so until their first update.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Which algorithm saved a file, so that another one can refuse it by name."""
+"""Finding out which algorithm saved a file, so that another algorithm can refuse the file by name."""
 
 import json
 import zipfile
@@ -6,7 +6,7 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-# Files do not say which algorithm saved them. What only its models have: the first of these that is among the saved attributes
+# Files do not name the algorithm that saved them. The first of these attributes that a file has tells the algorithm
 MARKS = {
     "expectile": "RQL",
     "guidance_at": "FMQ",
@@ -22,16 +22,18 @@ MARKS = {
     "clip_range": "PPO",
     "gae_lambda": "A2C",
 }
-# These have the attributes of PPO, SAC or DQN, and policies or rollout buffers of their own
+# Algorithms with the attributes of PPO, SAC or DQN, and with policies or rollout buffers of their own
 MODULES = {"maskable": "MaskablePPO", "recurrent": "RecurrentPPO", "qrdqn": "QRDQN", "crossq": "CrossQ"}
 ALIKE = {"PPO", "AsyncPPO"}
 """Algorithms that open each other's files."""
 DERIVED = {"PPO": {"GSPO", "GRPO", "MaskablePPO", "RecurrentPPO"}, "GRPO": {"GSPO"}}
-"""Algorithms that have all attributes of another one."""
+"""Algorithms that have all attributes of another algorithm."""
 
 
 def saved_by(path: Any) -> list[str]:
     """
+    Guess from the attributes in a file which algorithm saved it.
+
     :param path: of a saved model, or an open file, which is left where it is
     :return: names of the algorithms that may have saved it, the likeliest first; empty if the file does not tell
     """
@@ -46,27 +48,29 @@ def saved_by(path: Any) -> list[str]:
             if not is_open:
                 file.close()
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return []  # what is wrong with it, SB3 says
+        return []  # SB3 says what is wrong with the file
     finally:
         if is_open:
             path.seek(position)
     classes = [data.get(name) or {} for name in ("policy_class", "rollout_buffer_class")]
-    modules = [str(one.get("__module__", "")).split(".") for one in classes if isinstance(one, dict)]
-    by_module = [name for part, name in MODULES.items() if any(part in one for one in modules)]
+    modules = [str(saved.get("__module__", "")).split(".") for saved in classes if isinstance(saved, dict)]
+    by_module = [name for part, name in MODULES.items() if any(part in module for module in modules)]
     by_attribute = [name for mark, name in MARKS.items() if mark in data]
-    users_own = not any(one[0] in ("stable_baselines3", "sb3_flow") for one in modules)
-    # with a policy and a buffer of the user's it may be any kin of PPO
+    users_own = not any(module[0] in ("stable_baselines3", "sb3_flow") for module in modules)
+    # a user's own policy and buffer may belong to any kin of PPO
     return by_module + [name for name in by_attribute if not (users_own and name in ("PPO", "A2C"))]
 
 
 def check_saved_by(algorithm: type, path: Any) -> None:
     """
+    Refuse a file that another algorithm saved.
+
     :param algorithm: a class of ours, or a subclass, which may have attributes of others
     :param path: of a saved model, or an open file
     :raises ValueError: naming both, if another algorithm saved it
     """
     known = {*MARKS.values(), *MODULES.values()}
-    ours = [one.__name__ for one in algorithm.__mro__ if one.__module__.startswith("sb3_flow.") and one.__name__ in known]
+    ours = [base.__name__ for base in algorithm.__mro__ if base.__module__.startswith("sb3_flow.") and base.__name__ in known]
     found = saved_by(path)
     if not ours or not found:
         return
@@ -79,6 +83,8 @@ def check_saved_by(algorithm: type, path: Any) -> None:
 
 def refuse(called: type, saver: str, path: Any) -> None:
     """
+    Raise the error that names both algorithms.
+
     :param called: class whose ``load`` was called
     :param saver: name of the algorithm that saved the file
     :param path: of the file

@@ -20,7 +20,9 @@ Statistic = Callable[..., np.ndarray]
 
 class Estimate(NamedTuple):
     """
-    :param value: of the scores themselves
+    A statistic and its confidence interval.
+
+    :param value: the statistic of the scores
     :param low: lower end of the confidence interval
     :param high: upper end
     """
@@ -44,7 +46,8 @@ def interquartile_mean(scores: ArrayLike, axis: int | None = None) -> np.ndarray
         values, axis = values.ravel(), 0
     cut = values.shape[axis] // 4
     middle = np.arange(cut, values.shape[axis] - cut)
-    return np.sort(values, axis=axis).take(middle, axis=axis).mean(axis=axis)
+    mean: np.ndarray = np.sort(values, axis=axis).take(middle, axis=axis).mean(axis=axis)
+    return mean
 
 
 def bootstrap_interval(

@@ -1,5 +1,6 @@
 """The one door to numba: decorators of compiled loops, their cache on disk, and whether machine code can be made here."""
 
+import sb3_flow.compiled.source_stamps  # noqa: F401  their state before any of them is read
 from sb3_flow.compiled.availability import unavailable
 from sb3_flow.compiled.loops import Loop, c_function, compiled, inlined
 

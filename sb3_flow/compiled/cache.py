@@ -36,10 +36,9 @@ from numba.core.caching import CompileResultCacheImpl, _Cache
 from numba.core.ccallback import CFunc
 from numba.core.serialize import dumps
 
+from sb3_flow.compiled.source_stamps import IMPORTED, PACKAGE, Stamps, stamps
+
 config: Any = _config  # names of its own making
-PACKAGE = Path(__file__).resolve().parent.parent
-SOURCES = ("compiled", "kernels", "native", "fused")
-"""Folders whose files take part in the machine code; they import nothing else of this package."""
 OPTIONS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES")
 
 
@@ -47,15 +46,9 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
-def _stamps() -> tuple[tuple[str, int, int], ...]:
-    files = sorted(file for folder in SOURCES for file in (PACKAGE / folder).rglob("*.py"))
-    stats = [(file, file.stat()) for file in files]
-    return tuple((str(file), stat.st_mtime_ns, stat.st_size) for file, stat in stats)
-
-
 @cache
-def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    contents = [(Path(name).relative_to(PACKAGE), hashlib.sha256(Path(name).read_bytes()).hexdigest()) for name, *_ in stamps]
+def _digest_of(sources: Stamps) -> str:
+    contents = [(Path(name).relative_to(PACKAGE), hashlib.sha256(Path(name).read_bytes()).hexdigest()) for name, *_ in sources]
     return _digest(contents, numba.__version__, llvmlite.__version__)[:32]
 
 
@@ -66,8 +59,8 @@ def sources_digest() -> str | None:
     :return: None if there are no sources (in a zip file, say): nothing is kept then
     """
     try:
-        stamps = _stamps()
-        return _digest_of(stamps) if stamps else None
+        sources = stamps()
+        return _digest_of(sources) if sources else None
     except OSError:  # an installation that is being replaced
         return None
 
@@ -94,7 +87,7 @@ def _folders() -> list[Path]:
 
 
 # Functions are compiled from what was imported, not from what a file has become since
-_IMPORTED = sources_digest() or ""
+_IMPORTED = (sources_digest() or "") if stamps() == IMPORTED else ""
 
 
 def _is_fresh() -> bool:

@@ -26,9 +26,9 @@ def in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def block_rows(shape: tuple[int, ...], dtype: Any) -> int:
-    """How many rows of an array are handled at once: few enough that temporaries stay small, for images too."""
+    """Count the rows of an array to handle at once: few enough that temporaries stay small, for images too."""
     row_bytes = max(1, math.prod(shape[1:]) * np.dtype(dtype).itemsize)
-    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // int(row_bytes)))
 
 
 def row_slices(array: np.ndarray) -> Iterator[slice]:
@@ -40,7 +40,7 @@ def row_slices(array: np.ndarray) -> Iterator[slice]:
 
 @dataclass
 class Parts:
-    """What a source yields: the arrays of ``OfflineDataset`` and, where the source records them, the spaces."""
+    """The data that a source yields: the arrays of ``OfflineDataset`` and, where the source records them, the spaces."""
 
     observations: np.ndarray | dict[str, np.ndarray]
     actions: np.ndarray
@@ -48,8 +48,8 @@ class Parts:
     terminated: np.ndarray
     trajectory_ends: np.ndarray
     final_observations: np.ndarray | dict[str, np.ndarray]
-    observation_space: spaces.Space | None = None
-    action_space: spaces.Space | None = None
+    observation_space: spaces.Space[Any] | None = None
+    action_space: spaces.Space[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def array_column(name: str, values: Any) -> Column:
     for part in values if isinstance(values, list | tuple) else (values,):
         if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
             raise ValueError(
-                f"{name} is a masked array with {np.ma.count_masked(part)} masked values: leave out their rows, or fill them "
-                "(numpy.ma.MaskedArray.filled)"
+                f"{name} is a masked array with {np.ma.getmaskarray(part).sum()} masked values: leave out their rows, or fill "
+                "them (numpy.ma.MaskedArray.filled)"
             )
     try:
         array = np.asarray(values)
@@ -138,14 +138,18 @@ def flags(column: Column) -> np.ndarray:
 
 
 def check_numbers(name: str, dtype: np.dtype) -> None:
-    """:raises ValueError: for objects, strings, complex numbers"""
+    """
+    Refuse arrays that hold no real numbers.
+
+    :raises ValueError: for objects, strings, complex numbers
+    """
     if dtype.kind not in "biuf":
         raise ValueError(f"{name} must hold real numbers, got dtype {dtype}")
 
 
-def observation_dtype(column: Column, space: spaces.Space | None = None) -> np.dtype:
+def observation_dtype(column: Column, space: spaces.Space[Any] | None = None) -> np.dtype:
     """
-    What observations are stored as: integers as they are (unless the space is one of floats), the rest as float32.
+    Choose the type that observations are stored as: integers as they are (unless the space has floats), others as float32.
 
     :raises ValueError: for objects, strings, complex numbers
     """
@@ -162,15 +166,15 @@ def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
 
     :param target: float32, or integers as :func:`observation_dtype` says
     :param rows: which
-    :param values: what
-    :param name: of the values in messages, with the file's own words for where they are
+    :param values: the rows to write
+    :param name: of the values in messages, with the place in the file as its format calls it
     """
     expected = (rows.stop - rows.start, *target.shape[1:])
     if values.shape != expected:
         raise ValueError(f"{name} has shape {values.shape}, {expected} expected")
     check_numbers(name, values.dtype)
     if target.dtype.kind != "f" and values.dtype != target.dtype:
-        raise ValueError(f"{name} has dtype {values.dtype}, {target.dtype} expected, as in what comes before")
+        raise ValueError(f"{name} has dtype {values.dtype}, {target.dtype} expected, as before")
     with np.errstate(over="ignore"):  # a float64 too large for float32 becomes inf, which validation reports
         target[rows] = values
 
@@ -189,7 +193,7 @@ def gather(
     :param dtype: of the results
     :param allocate: where the kept rows go
     :param keep: (rows,) bool, None for all rows
-    :param final_rows: increasing rows whose values are wanted apart, None for none
+    :param final_rows: increasing rows whose values go into an array of their own, None for none
     :return: the kept rows and the values at ``final_rows``
     """
     check_numbers(column.name, column.dtype)
@@ -249,11 +253,11 @@ def entries(value: Any) -> Mapping[str, Any]:
 
 def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
     """
-    Apply a function to arrays, or to what has the same key in dicts (also nested ones and Dict spaces).
+    Apply a function to arrays, or to the entries of the same key in dicts (nested dicts and Dict spaces, too).
 
     :param function: takes one array of each of the values
     :param values: an array or a dict each, all of one structure; None beside dicts is None for every key
-    :return: what it returns, in a dict with the first value's keys if that is one
+    :return: its result, or its results in a dict if the first value is a dict
     """
     if not isinstance(values[0], dict | spaces.Dict):
         return function(*values)

@@ -1,7 +1,6 @@
 """Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,28 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.data import storage
-from sb3_flow.data.columns import (
-    Allocate,
-    Parts,
-    array_column,
-    entries,
-    flags,
-    in_memory,
-    map_arrays,
-    nest,
-    row_slices,
-)
+from sb3_flow.data.columns import Allocate, Parts, array_column, entries, flags, in_memory, map_arrays
 from sb3_flow.data.locations import resolve
 from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
 from sb3_flow.data.sources import SOURCES, require_extra
-from sb3_flow.data.transitions import assemble, check_names
-from sb3_flow.data.validation import ACTION_TOLERANCE, check_action_space, check_observations, check_space, checked
+from sb3_flow.data.summary import describe
+from sb3_flow.data.transitions import assemble, check_names, columns_of_arrays
+from sb3_flow.data.validation import check_action_space, check_observations, check_space, checked
+from sb3_flow.data.vec_normalize import fit_vec_normalize
 
 if TYPE_CHECKING:
     import minari
@@ -66,7 +56,7 @@ class OfflineDataset:
         terminated: np.ndarray,
         trajectory_ends: np.ndarray,
         final_observations: np.ndarray | dict[str, np.ndarray],
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         source: str = "arrays",
     ):
@@ -116,7 +106,7 @@ class OfflineDataset:
 
     @cached_property
     def behaviour_return(self) -> BehaviourReturn:
-        """Mean of :attr:`returns` with its 95 % interval: what a policy trained on the data should be above."""
+        """Mean of :attr:`returns` with its 95 % interval, which a policy trained on the data should exceed."""
         return behaviour_return(self.returns, self.terminated, self.trajectory_ends, self.source)
 
     @property
@@ -129,7 +119,8 @@ class OfflineDataset:
             out[self.trajectory_ends] = finals
             return out
 
-        return map_arrays(shifted, self.observations, self.final_observations)
+        following: np.ndarray | dict[str, np.ndarray] = map_arrays(shifted, self.observations, self.final_observations)
+        return following
 
     # ------------------------------------------------------------------------------------------------------ making one
 
@@ -143,13 +134,13 @@ class OfflineDataset:
         trajectory_ends: Any = None,
         next_observations: Any = None,
         *,
-        observation_space: spaces.Space | None = None,
-        action_space: spaces.Space | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
         source: str = "arrays",
         **other_names: Any,
     ) -> "OfflineDataset":
         """
-        A dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
+        Make a dataset from transitions in memory, N rows in the order of time. Arrays that have the right type are not copied.
 
         :param observations: (N, \\*obs_shape) or a dict of such arrays. Floats are stored as float32; integers keep their
             type, so give images as uint8
@@ -159,29 +150,17 @@ class OfflineDataset:
         :param terminated: (N,) bool or 0/1, True where bootstrapping stops (never for a time limit)
         :param trajectory_ends: (N,) bool or 0/1, True in the last row of each trajectory; the last row of all counts as True
         :param next_observations: like ``observations``. Must equal the observations of the next row within a trajectory.
-            Without them, what a truncated trajectory's last row led to is unknown: that row is left out (the row above
-            becomes the last), and a trajectory of one truncated row vanishes
+            Without them, nobody knows the observation after a truncated trajectory's last row: that row is left out (the row
+            above becomes the last), and a trajectory of one truncated row vanishes
         :param observation_space: default: unbounded Box for floats, the type's range for integers, Dict of these
         :param action_space: default: Box(-1, 1) if all actions lie in it
         :param source: where the data come from, for messages
         :param other_names: ``terminals``, ``timeouts``, ``truncated`` and ``dones`` are refused with the rule that makes
             ``terminated`` and ``trajectory_ends`` of them
-        :raises ValueError: for data that no flow policy can be trained on, naming the argument, the row and what is expected
+        :raises ValueError: for data that cannot be trained on, naming the argument, the row and the expected values
         """
         check_names(terminated, trajectory_ends, other_names)
-        columns = {}
-        for name, value in (("observations", observations), ("next_observations", next_observations)):
-            if isinstance(value, Mapping):
-                if not value:
-                    raise ValueError(f"{name} is an empty dict")
-                for key, part in value.items():
-                    if not isinstance(key, str) or not key:
-                        raise ValueError(f"the keys of {name} must be text that is not empty, got {key!r}")
-                    columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
-            elif value is not None or name == "observations":
-                columns[name] = array_column(name, value)
-        columns["actions"] = array_column("actions", actions)
-        columns["rewards"] = array_column("rewards", rewards)
+        columns = columns_of_arrays(observations, next_observations, actions, rewards)
         check_space("observation_space", observation_space)
         check_space("action_space", action_space)
         stop, ends = flags(array_column("terminated", terminated)), flags(array_column("trajectory_ends", trajectory_ends))
@@ -191,7 +170,7 @@ class OfflineDataset:
     @classmethod
     def from_minari(cls, dataset: "minari.MinariDataset") -> "OfflineDataset":
         """
-        All episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
+        Read all episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
 
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
@@ -201,7 +180,7 @@ class OfflineDataset:
     @classmethod
     def from_replay_buffer(cls, buffer: ReplayBuffer) -> "OfflineDataset":
         """
-        The transitions of an SB3 replay buffer (a copy). What the buffer records as a time limit stays one.
+        Copy the transitions of an SB3 replay buffer. A time limit in the buffer stays a time limit.
 
         :param buffer: ``ReplayBuffer`` or ``DictReplayBuffer``, full or not, of any number of environments
         """
@@ -213,8 +192,8 @@ class OfflineDataset:
         location: str,
         *,
         mmap_dir: str | Path | None = None,
-        observation_space: spaces.Space | None = None,
-        action_space: spaces.Space | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
     ) -> "OfflineDataset":
         """
         Load ``"prefix:where"``, or a folder that :meth:`save` wrote. Nothing is ever downloaded.
@@ -227,7 +206,7 @@ class OfflineDataset:
         ``sb3:<file.pkl>``                            a replay buffer saved by SB3. Unpickling runs code: only load files
                                                       that you trust
         ``npz:<file.npz>``                            arrays named as the arguments of :meth:`from_arrays`
-        ``npz:<folder>``                              what :meth:`save` wrote, opened memory-mapped and read once to check it
+        ``npz:<folder>``                              a folder of :meth:`save`, opened memory-mapped and read once to check it
         ============================================  ======================================================================
 
         :param location: as above
@@ -235,7 +214,7 @@ class OfflineDataset:
             memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
             leaves a hidden ``.<name>.partial-...`` beside the folder, which may be deleted
         :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; of
-            others it replaces what they record. The data must fit
+            others it replaces the recorded space. The data must fit
         :param action_space: likewise
         :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
         :raises FileNotFoundError: if there is no such file
@@ -281,7 +260,7 @@ class OfflineDataset:
 
     def replace(self, source: str | None = None, **changes: Any) -> "OfflineDataset":
         """
-        The same dataset with some of its arrays or spaces exchanged. Shares all others.
+        Exchange some of the arrays or spaces; the new dataset shares all others.
 
         :param source: where the new data come from; default: as before
         :param changes: arguments of the constructor
@@ -301,97 +280,49 @@ class OfflineDataset:
         storage.write_folder(path, lambda allocate: self._parts(), self.source, None)
 
     def sparse_rewards(self) -> "OfflineDataset":
-        """The same dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
+        """Make the dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
         rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
         return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
 
     # ------------------------------------------------------------------------------------------------------- using one
 
-    def check_spaces(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """
         Check that a model with these spaces can train on this dataset. Bounds of observations are not compared, because
         datasets often have none.
 
-        :raises ValueError: saying what differs
+        :raises ValueError: naming the difference
         """
         check_action_space(action_space)
         assert isinstance(action_space, spaces.Box)
         if action_space.shape != self.action_space.shape:
             raise ValueError(
-                f"the model's actions have shape {action_space.shape}, those of {self.source} have {self.action_space.shape}"
+                f"the model's actions have shape {action_space.shape}, the actions of {self.source} have "
+                f"{self.action_space.shape}"
             )
         for name in ("low", "high"):
             wanted, given = getattr(action_space, name), getattr(self.action_space, name)
             if not np.allclose(wanted, given, rtol=1e-5, atol=1e-6):
                 raise ValueError(
-                    f"the model's action space has {name} {wanted}, that of {self.source} has {given}: actions would be "
+                    f"the model's action space has {name} {wanted}, the space of {self.source} has {given}: actions would be "
                     "scaled differently"
                 )
         check_observations(self.observations, observation_space, f"the model (dataset {self.source})")
 
     def fit_vec_normalize(self, vec_normalize: VecNormalize) -> None:
         """
-        Set the statistics of a ``VecNormalize`` from this dataset: those of observations (if it normalises them) from all N
-        rows, and that of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
+        Set the statistics of a ``VecNormalize`` from this dataset: of observations (if it normalises them) from all N rows,
+        and of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
         starts anew with each trajectory. Its counts become N, so later updates weigh accordingly.
 
         :param vec_normalize: the wrapper, changed in place
         :raises ValueError: if its observations have other keys or shapes
         """
-        if vec_normalize.norm_obs:
-            arrays = entries(self.observations)
-            fitted = {}
-            for key, old in entries(vec_normalize.obs_rms).items():
-                if key not in arrays or arrays[key].shape[1:] != old.mean.shape:
-                    shapes = {name: array.shape[1:] for name, array in arrays.items()}
-                    raise ValueError(
-                        f"VecNormalize normalises observations {key} of shape {old.mean.shape}, {self.source} has {shapes}"
-                    )
-                fitted[key] = RunningMeanStd(epsilon=0.0, shape=old.mean.shape)
-                for rows in row_slices(arrays[key]):
-                    fitted[key].update(arrays[key][rows].astype(np.float64))
-            vec_normalize.obs_rms = nest(fitted)
-        if vec_normalize.norm_reward:
-            ret_rms = RunningMeanStd(epsilon=0.0)
-            discounted, start = 0.0, True
-            for rows in row_slices(self.rewards):
-                returns = []
-                for reward, end in zip(self.rewards[rows].tolist(), self.trajectory_ends[rows].tolist(), strict=True):
-                    discounted = reward + (0.0 if start else vec_normalize.gamma * discounted)
-                    start = end
-                    returns.append(discounted)
-                ret_rms.update(np.array(returns))
-            vec_normalize.ret_rms = ret_rms
+        fit_vec_normalize(vec_normalize, self._parts(), self.source)
 
     def summary(self) -> str:
-        """A few lines of text about the dataset; reads all actions and rewards once."""
-        first, last = self.trajectories.T
-        lengths = last - first + 1
-        returns, mean = self.returns, self.behaviour_return
-        terminated = np.flatnonzero(self.terminated)
-        reached = len(np.unique(np.searchsorted(last, terminated)))
-        low, high = self.action_space.low, self.action_space.high
-        margin = ACTION_TOLERANCE * (high - low)
-        saturated = 0
-        for rows in row_slices(self.actions):
-            saturated += int(np.sum((self.actions[rows] <= low + margin) | (self.actions[rows] >= high - margin)))
-        observations = entries(self.observations)
-        arrays = [*observations.values(), *entries(self.final_observations).values(), self.actions, self.rewards]
-        size = sum(array.nbytes for array in arrays) + 2 * len(self)
-        lines = [
-            f"OfflineDataset {self.source}",
-            f"rows            {len(self)} in {self.n_trajectories} trajectories",
-            f"lengths         min {lengths.min()}, mean {lengths.mean():.1f}, max {lengths.max()}",
-            f"returns         min {returns.min():.6g}, mean {mean.value:.6g}, max {returns.max():.6g}",
-            f"mean return     {mean}",
-            f"terminated      {len(terminated)} rows ({len(terminated) / len(self):.2%}), in {reached} trajectories "
-            f"({reached / len(first):.1%})",
-            f"saturation      {saturated / self.actions.size:.1%} of action components at the bounds",
-            *(f"{f'observations {key}':15} {array.shape[1:]} {array.dtype}" for key, array in observations.items()),
-            f"actions         {self.actions.shape[1:]} {self.actions.dtype}, {_bounds(self.action_space)}",
-            f"size            {size / 1e6:.1f} MB" + (" (memory-mapped)" if isinstance(self.rewards, np.memmap) else ""),
-        ]
-        return "\n".join(lines)
+        """Describe the dataset in a few lines of text; reads all actions and rewards once."""
+        return describe(self._parts(), self.source, self.trajectories, self.returns, self.behaviour_return)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -399,8 +330,3 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _bounds(space: spaces.Box) -> str:
-    low, high = np.unique(space.low), np.unique(space.high)
-    return f"bounds [{low[0]:g}, {high[0]:g}]" if len(low) == len(high) == 1 else f"bounds {space.low} to {space.high}"

@@ -32,12 +32,12 @@ DAMAGED = (
     UnicodeDecodeError,
     json.JSONDecodeError,
 )
-"""What zipfile, h5py and Minari raise on files that are not as they should be."""
+"""Errors that zipfile, h5py and Minari raise on damaged files."""
 
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Turn what the libraries raise on a damaged file into one ValueError that names the file."""
+    """Turn the errors of a library on a damaged file into a ValueError that names the file."""
     try:
         yield
     except DAMAGED as error:
@@ -105,7 +105,7 @@ def _hdf5_blocks(path: Path, name: str, rows: int) -> Iterator[np.ndarray]:
 
 
 def hdf5_columns(path: Path) -> dict[str, Column]:
-    """What is on an HDF5 file's top level, by name; a group is an object without rows."""
+    """List the top level of an HDF5 file by name; a group is an object without rows."""
     h5py = importlib.import_module("h5py")
     columns = {}
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
@@ -117,8 +117,10 @@ def hdf5_columns(path: Path) -> dict[str, Column]:
 
 def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, Column]:
     """
+    Choose the columns of some names.
+
     :param columns: of the file at ``path``
-    :return: those of the names; a name of observations also stands for all of ``name/key``
+    :return: the columns of these names; a name of observations also stands for all of ``name/key``
     :raises ValueError: if one is missing or has no rows
     """
 

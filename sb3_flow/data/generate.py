@@ -23,27 +23,26 @@ import signal
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from sb3_flow.data.episode_files import is_whole, merge, replacing
 from sb3_flow.data.oracles import RECIPES, EpisodeMaker, find_recipe
 
 SPLITS = ("train", "val")
 RECIPE_VERSION = 1  # to be raised whenever the same seed gives other data
 _PACKAGES = ("ogbench", "mujoco", "gymnasium", "dm_control", "numpy", "scipy")
-_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a worker has to know to make any episode."""
+    """Settings from which a worker makes any episode."""
 
     name: str
     seed: int
@@ -102,12 +101,12 @@ def generate(
     plan.parts.mkdir(parents=True, exist_ok=True)
     _check_manifest(plan)
     jobs = [(split, index) for split, count in enumerate((episodes, val_episodes)) for index in range(count)]
-    todo = [job for job in jobs if not _usable(plan.part(*job), length)]
+    todo = [job for job in jobs if not is_whole(plan.part(*job), length)]
     with _progress(name, len(jobs), len(jobs) - len(todo), progress_bar) as advance:
         _make_parts(plan, todo, workers, advance)
     for split in (1, 0):  # the training file last: once it is there, everything is
-        _merge([plan.part(*job) for job in jobs if job[0] == split], targets[split])
-    for part in plan.parts.glob("*.npz"):  # the manifest goes last, to explain what a kill leaves here
+        merge([plan.part(*job) for job in jobs if job[0] == split], targets[split])
+    for part in plan.parts.glob("*.npz"):  # the manifest goes last, to explain the files that a kill leaves here
         part.unlink()
     shutil.rmtree(plan.parts)
     return targets[0]
@@ -117,6 +116,33 @@ def _at_least(least: int, argument: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{argument}={value!r}: expected an integer >= {least}")
     return int(value)
+
+
+def _check_manifest(plan: _Plan) -> None:
+    """Refuse to go on with parts that were made from something else."""
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    wanted = {
+        "name": plan.name,
+        "seed": plan.seed,
+        "episode_length": plan.episode_length,
+        "recipe": RECIPE_VERSION,
+        **versions,
+    }
+    path = plan.parts / "manifest.json"
+    if not path.exists():
+        if any(plan.parts.glob("*.npz")):
+            raise ValueError(f"{plan.parts} holds episodes but no manifest.json: delete this folder")
+        with replacing(path) as file:
+            file.write(json.dumps(wanted, indent=2).encode())
+        return
+    found = json.loads(path.read_text())
+    if found != wanted:
+        keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        differences = ", ".join(f"{key} {found.get(key)!r} there, {wanted.get(key)!r} now" for key in keys)
+        raise ValueError(
+            f"{plan.parts} holds the episodes of another, unfinished run ({differences}): "
+            "start that run again to finish it, or delete this folder"
+        )
 
 
 # ------------------------------------------------------------------------------ episodes, in this process or in several
@@ -129,7 +155,7 @@ def _maker(name: str, episode_length: int) -> EpisodeMaker:
 
 def _make_part(plan: _Plan, split: int, index: int) -> None:
     episode = _maker(plan.name, plan.episode_length).episode(plan.seed, split, index)
-    with _replacing(plan.part(split, index)) as file:
+    with replacing(plan.part(split, index)) as file:
         np.savez(file, **episode)  # type: ignore[arg-type]
 
 
@@ -174,7 +200,7 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
     """
     Progress with rate and remaining time, through tqdm if it is installed, else in plain lines.
 
-    :param name: What is made
+    :param name: Name of the data set
     :param total: Number of episodes
     :param done: Episodes that are there already
     :param show: Whether to show anything
@@ -206,82 +232,6 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
                 bar.update()
 
             yield advance
-
-
-# ---------------------------------------------------------------------------------------------------------------- files
-
-
-@contextmanager
-def _replacing(target: pathlib.Path, folder: pathlib.Path | None = None) -> Iterator[IO[bytes]]:
-    """A file that is written in ``folder`` (default: its own) and appears under its name only when it is complete."""
-    unfinished = (folder or target.parent) / f".{target.name}.{os.getpid()}.tmp"
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _check_manifest(plan: _Plan) -> None:
-    """Refuse to go on with parts that were made from something else."""
-    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    wanted = {
-        "name": plan.name,
-        "seed": plan.seed,
-        "episode_length": plan.episode_length,
-        "recipe": RECIPE_VERSION,
-        **versions,
-    }
-    path = plan.parts / "manifest.json"
-    if not path.exists():
-        if any(plan.parts.glob("*.npz")):
-            raise ValueError(f"{plan.parts} holds episodes but no manifest.json: delete this folder")
-        with _replacing(path) as file:
-            file.write(json.dumps(wanted, indent=2).encode())
-        return
-    found = json.loads(path.read_text())
-    if found != wanted:
-        keys = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        differences = ", ".join(f"{key} {found.get(key)!r} there, {wanted.get(key)!r} now" for key in keys)
-        raise ValueError(
-            f"{plan.parts} holds the episodes of another, unfinished run ({differences}): "
-            "start that run again to finish it, or delete this folder"
-        )
-
-
-def _usable(part: pathlib.Path, length: int) -> bool:
-    """Whether a part is there and whole: reading every array checks the zip file's checksums."""
-    try:
-        with np.load(part) as arrays:
-            return bool(arrays.files) and all(len(arrays[key]) == length for key in arrays.files)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
-        return False
-
-
-def _merge(parts: list[pathlib.Path], target: pathlib.Path) -> None:
-    """
-    Write one npz file from parts of equal length, one array of one part in memory at a time.
-
-    :param parts: Files, in order
-    :param target: File to write
-    """
-    with np.load(parts[0]) as first:
-        layout = {key: (first[key].dtype, first[key].shape) for key in first.files}
-    with _replacing(target, parts[0].parent) as file, zipfile.ZipFile(file, "w") as archive:
-        for key, (dtype, (length, *tail)) in layout.items():
-            member = zipfile.ZipInfo(f"{key}.npy", _ZIP_DATE)  # a fixed date: the same data, the same bytes
-            member.compress_type = zipfile.ZIP_DEFLATED
-            header = {
-                "descr": np.lib.format.dtype_to_descr(dtype),
-                "fortran_order": False,
-                "shape": (len(parts) * length, *tail),
-            }
-            with archive.open(member, "w", force_zip64=True) as stream:
-                np.lib.format.write_array_header_1_0(stream, header)
-                for part in parts:
-                    with np.load(part) as arrays:
-                        stream.write(np.ascontiguousarray(arrays[key]).tobytes())
 
 
 # --------------------------------------------------------------------------------------------------------- command line

@@ -1,4 +1,4 @@
-"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or what was meant instead."""
+"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or a suggestion."""
 
 import difflib
 import re
@@ -12,9 +12,11 @@ from sb3_flow.data.sources import SOURCES
 
 def resolve(location: str) -> tuple[str, str]:
     """
+    Split a location into prefix and place.
+
     :param location: ``prefix:where``, or a folder that ``OfflineDataset.save`` wrote, or its index
     :return: prefix and where
-    :raises ValueError: for anything else, suggesting what may be meant
+    :raises ValueError: for anything else, with a suggestion
     """
     prefix, colon, where = location.partition(":")
     if colon and prefix in SOURCES:
@@ -28,7 +30,7 @@ def resolve(location: str) -> tuple[str, str]:
 
 
 def _suggestion(location: str, path: Path) -> str:
-    """What may be meant, as the end of a sentence; empty if nothing can be said."""
+    """Suggest a location, as the end of a sentence; empty if there is none."""
     prefix, colon, where = location.partition(":")
     if path.is_file():
         return f"; perhaps '{_of_file(path)}{location}'" if _of_file(path) else ""
@@ -45,7 +47,7 @@ def _suggestion(location: str, path: Path) -> str:
 
 
 def _of_file(path: Path) -> str:
-    """What goes before the file's name, as its suffix and arrays tell."""
+    """Tell the prefix of a file by its suffix and arrays."""
     try:
         if zipfile.is_zipfile(path):
             return "ogbench:<single-task name>@" if "qpos" in npz_columns(path) else "npz:"

@@ -99,7 +99,7 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
 
 
 def _columns(episode: "minari.EpisodeData") -> dict[str, Column]:
-    """What an episode has one row per step of, and the mask in its infos, where it has one."""
+    """Collect the arrays of an episode with a row per step, and the mask in its infos, where there is a mask."""
     names = ("actions", "rewards", "terminations")
     columns = {name: array_column(f"episode {episode.id}: {name}", getattr(episode, name)) for name in names}
     if episode.infos and episode.infos.get("mask") is not None:

@@ -31,7 +31,7 @@ WALL_DEPTH = 0.5
 @dataclass(frozen=True)
 class SingleTask:
     """
-    What a single-task name of OGBench says.
+    The parts of a single-task name of OGBench.
 
     :param env_id: OGBench's environment, without the kind of data
     :param dataset: OGBench's dataset, without the task
@@ -45,28 +45,30 @@ class SingleTask:
 
 def single_task(name: str) -> SingleTask:
     """
+    Split a single-task name into its parts.
+
     :param name: ``<domain>-<kind of data>[-sparse]-singletask[-taskK]-v0``
     :raises ValueError: for other names
     """
-    words = name.split("-")
-    if "singletask" not in words[2:]:
+    fields = name.split("-")
+    if "singletask" not in fields[2:]:
         raise ValueError(
-            f"'{name}' names no single task, which is what rewards are computed for: use "
+            f"'{name}' names no single task, and rewards are computed for single tasks: use "
             "'ogbench:<dataset>-singletask[-taskK]-v0[@file.npz]', for example "
             "'ogbench:pointmaze-medium-navigate-singletask-task1-v0@pointmaze-medium-navigate-v0.npz'"
         )
-    sparse = "sparse" in words
-    words = [word for word in words if word != "sparse"]
-    at = words.index("singletask")
-    return SingleTask("-".join(words[: at - 1] + words[at:]), "-".join([*words[:at], words[-1]]), sparse)
+    sparse = "sparse" in fields
+    fields = [field for field in fields if field != "sparse"]
+    at = fields.index("singletask")
+    return SingleTask("-".join(fields[: at - 1] + fields[at:]), "-".join([*fields[:at], fields[-1]]), sparse)
 
 
 def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     """
-    All transitions. A file holds one row more than transitions for each episode, whose observation becomes the final one.
+    Read all transitions. A file holds one row more than transitions for each episode, whose observation becomes the final one.
 
     :param path: the file
-    :param task: what the rewards are computed for
+    :param task: the task that the rewards are computed for
     :param allocate: makes the arrays
     :return: the transitions
     :raises ValueError: if the file is damaged, holds no transition or is of another environment, or OGBench has no such task
@@ -124,7 +126,7 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
 
 
 def _check_widths(columns: dict[str, Column], env: gymnasium.Env, path: Path) -> None:
-    """Check that the states, which labels are made from, are those of the environment's simulator."""
+    """Check that the states, which labels are made from, belong to the environment's simulator."""
     robot: Any = env.unwrapped
     for name, width in (("qpos", robot.model.nq), ("button_states", getattr(robot, "_num_buttons", None))):
         if name not in columns:
@@ -165,8 +167,9 @@ def _in_walls(positions: np.ndarray, maze: Any) -> np.ndarray:
 
     def free(places: np.ndarray) -> np.ndarray:
         column, row = np.floor((places + offset) / maze._maze_unit + 0.5).T
-        known = (row >= 0) & (row < wall.shape[0]) & (column >= 0) & (column < wall.shape[1])
-        return known & ~wall[np.where(known, row, 0).astype(int), np.where(known, column, 0).astype(int)]
+        known: np.ndarray = (row >= 0) & (row < wall.shape[0]) & (column >= 0) & (column < wall.shape[1])
+        known &= ~wall[np.where(known, row, 0).astype(int), np.where(known, column, 0).astype(int)]
+        return known
 
     deep = ~free(positions)
     for shift in itertools.product((-WALL_DEPTH, 0.0, WALL_DEPTH), repeat=2):  # a free place this near is near enough

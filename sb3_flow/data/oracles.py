@@ -1,7 +1,7 @@
 """
 Episodes of OGBench's scripted oracles, each a function of its own seed and of nothing else.
 
-The recipes (noise levels, goal and target distributions, redraws) are those of the published OGBench data sets;
+The recipes (noise levels, goal and target distributions, redraws) are taken from the published OGBench data sets;
 :mod:`sb3_flow.data.generate` turns the episodes into files.
 """
 
@@ -45,7 +45,7 @@ STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on
 @dataclass(frozen=True)
 class Recipe:
     """
-    How one published data set is made.
+    The recipe of one published data set.
 
     :param domain: Environment without version, e.g. ``cube-single``
     :param kind: ``navigate``, ``play`` (precomputed plans) or ``noisy`` (closed-loop oracle, noisy and random actions)
@@ -114,7 +114,7 @@ class EpisodeMaker:
     An episode depends on ``(seed, split, index)`` only: not on the episodes made before, nor on global random state,
     which is left as it was found.
 
-    :param recipe: What to make
+    :param recipe: Recipe of the episodes
     :param episode_length: Rows of an episode, one more than its transitions
     """
 
@@ -133,7 +133,7 @@ class EpisodeMaker:
         with _numpy_state_kept():
             self.env.reset(seed=0)  # compiles the model
         inner: Any = self.env.unwrapped
-        # What OGBench's reset leaves as the last episode made it: the scene's inactive targets. They reach the data, since
+        # OGBench's reset leaves the scene's inactive targets as the last episode made them. They reach the data, since
         # the noisy oracles act once on the info of the step before their target was set.
         self._targets = {key: copy.deepcopy(value) for key, value in vars(inner).items() if key.startswith("_target_")}
         self._site_pos = inner.model.site_pos.copy()
@@ -155,7 +155,9 @@ class EpisodeMaker:
                     break
         return {key: np.asarray(rows[key], dtype) for key, dtype in DTYPES.items() if key in rows}
 
-    def _reset(self, seeds: np.random.SeedSequence, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+    def _reset(
+        self, seeds: np.random.SeedSequence, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         """
         Reset to a state that the seeds alone decide.
 
@@ -173,7 +175,7 @@ class EpisodeMaker:
         ob, info = self.env.reset(seed=int(reset_seed.generate_state(1, np.uint64)[0]), options=options)
         return ob, info
 
-    def _navigate(self, seeds: np.random.SeedSequence) -> dict[str, list]:
+    def _navigate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
         """Walk to one random junction of the maze after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
@@ -182,7 +184,7 @@ class EpisodeMaker:
         task = {"init_ij": free[rng.integers(len(free))], "goal_ij": junctions[rng.integers(len(junctions))]}
         ob, _ = self._reset(env_seeds, {"task_info": task})
 
-        rows: dict[str, list] = {key: [] for key in ("observations", "actions", "terminals", "qpos", "qvel")}
+        rows: dict[str, list[Any]] = {key: [] for key in ("observations", "actions", "terminals", "qpos", "qvel")}
         waypoints: dict[tuple[Cell, Cell], np.ndarray] = {}  # the maze's path search, once per pair of cells
         done = False
         while not done:
@@ -201,7 +203,7 @@ class EpisodeMaker:
             ob = next_ob
         return rows
 
-    def _manipulate(self, seeds: np.random.SeedSequence) -> dict[str, list]:
+    def _manipulate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
         """Do one random task of the scene after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
@@ -215,7 +217,7 @@ class EpisodeMaker:
         oracle.reset(ob, info)
 
         keys = [key for key in DTYPES if key != "button_states" or "button_states" in info]
-        rows: dict[str, list] = {key: [] for key in keys}
+        rows: dict[str, list[Any]] = {key: [] for key in keys}
         done = False
         while not done:
             if rng.random() < recipe.random_actions:
@@ -226,13 +228,13 @@ class EpisodeMaker:
                     action = action + rng.normal(0.0, noise)
             done, ob, info = self._step(rows, ob, np.clip(action, -1.0, 1.0))
             if oracle.done:
-                # `info` stays that of the step: in the published data, too, the next action still sees the old target
+                # `info` stays the step's: in the published data, too, the next action still sees the old target
                 target_ob, target_info = target_setter.set_new_target(p_stack=p_stack)
                 oracle = oracles[target_info["privileged/target_task"]]
                 oracle.reset(target_ob, target_info)
         return rows
 
-    def _step(self, rows: dict[str, list], ob: np.ndarray, action: np.ndarray) -> tuple[bool, np.ndarray, dict]:
+    def _step(self, rows: dict[str, list[Any]], ob: np.ndarray, action: np.ndarray) -> tuple[bool, np.ndarray, dict[str, Any]]:
         """Step and append the row that belongs to the state before the step."""
         next_ob, _, terminated, truncated, info = self.env.step(action)
         done = terminated or truncated
@@ -244,7 +246,7 @@ class EpisodeMaker:
 
 def maze_cells(maze_map: np.ndarray) -> tuple[list[Cell], list[Cell]]:
     """
-    The free cells of a maze, and those of them that are not straight corridors.
+    List the free cells of a maze, and the free cells that are not straight corridors.
 
     :param maze_map: 1 where there is a wall; the border is wall
     :return: Free cells (starts) and junction cells (goals)
@@ -262,7 +264,7 @@ def maze_cells(maze_map: np.ndarray) -> tuple[list[Cell], list[Cell]]:
 
 def cube_in_sight(qpos: np.ndarray) -> bool:
     """
-    Whether the cube of a scene episode always stays where a camera sees it, or in the drawer.
+    Say whether the cube of a scene episode always stays where a camera sees it, or in the drawer.
 
     :param qpos: Joint positions, shape (rows, n)
     :return: False if the episode is to be redrawn
@@ -273,7 +275,7 @@ def cube_in_sight(qpos: np.ndarray) -> bool:
     return not np.any(too_far_right | too_far_left)
 
 
-def make_oracles(recipe: Recipe, env: gym.Env) -> dict[str, Any]:
+def make_oracles(recipe: Recipe, env: gym.Env[Any, Any]) -> dict[str, Any]:
     """
     New oracles, by the task that each one does.
 

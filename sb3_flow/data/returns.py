@@ -1,4 +1,4 @@
-"""What the policy that made a dataset scored, which is what a policy that is trained on it is compared with."""
+"""The return of the policy that made a dataset, with which a policy that is trained on the dataset is compared."""
 
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ class BehaviourReturn(NamedTuple):
 
 def trajectory_returns(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
     """
+    Sum the rewards of each trajectory.
+
     :param rewards: of all rows, ``(N,)``
     :param first: first row of each trajectory, ``(n_trajectories,)``
     :return: sum of the rewards of each trajectory, float64
@@ -44,6 +46,8 @@ def trajectory_returns(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def behaviour_return(returns: np.ndarray, terminated: np.ndarray, trajectory_ends: np.ndarray, source: str) -> BehaviourReturn:
     """
+    Average the returns of a dataset.
+
     :param returns: of each trajectory
     :param terminated: of all rows
     :param trajectory_ends: of all rows

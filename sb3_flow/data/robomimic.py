@@ -12,7 +12,7 @@ from sb3_flow.data.columns import Allocate, Parts, array_column, check_numbers, 
 from sb3_flow.data.files import reading
 
 KEYS = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object")
-"""What is concatenated to an observation, in this order."""
+"""Arrays that are concatenated to an observation, in this order."""
 OBSERVATIONS = [f"{group}/{key}" for group in ("obs", "next_obs") for key in KEYS]
 
 

@@ -1,7 +1,7 @@
 """
-The dataset sources: what ``OfflineDataset.load("prefix:where")`` understands.
+The dataset sources that ``OfflineDataset.load("prefix:where")`` reads.
 
-What each source means by "done" (a classic silent bug):
+The meaning of "done" in each source (a classic silent bug):
 
 =========  ==========================  ====================================================
 prefix     bootstrapping stops         end of a trajectory
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_pkl
@@ -44,12 +45,12 @@ class Source:
     A resolved location.
 
     :param files: everything the arrays are read from
-    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, say what whole
+    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell what whole
         numbers mean; sources that record their own spaces do not look at them
     """
 
     files: list[Path]
-    read: Callable[[Allocate, spaces.Space | None, spaces.Space | None], Parts]
+    read: Callable[[Allocate, spaces.Space[Any] | None, spaces.Space[Any] | None], Parts]
 
 
 def require_extra(package: str, extra: str, prefix: str) -> ModuleType:
@@ -108,7 +109,7 @@ def ogbench_source(where: str) -> Source:
     return Source([path], partial(_read_ogbench, path, task))
 
 
-def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate, *given: spaces.Space | None) -> Parts:
+def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
     require_extra("ogbench", "ogbench", "ogbench")
     return read_ogbench(path, task, allocate)
 
@@ -134,7 +135,7 @@ def minari_source(where: str) -> Source:
 def d4rl_source(where: str) -> Source:
     """
     A D4RL file (HDF5): observations, actions, rewards, terminals, timeouts and optionally next_observations. Without the
-    latter, truncated rows are left out because nobody knows what they led to; with them, a trajectory also ends wherever
+    latter, truncated rows are left out, as the observations after them are unknown; with them, a trajectory also ends wherever
     the next row is not the successor, and timeouts may be missing.
     """
     path = _existing_file(where, "d4rl")
@@ -143,7 +144,7 @@ def d4rl_source(where: str) -> Source:
 
 
 def _read_d4rl(
-    path: Path, allocate: Allocate, observation_space: spaces.Space | None, action_space: spaces.Space | None
+    path: Path, allocate: Allocate, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None
 ) -> Parts:
     columns = hdf5_columns(path)
     names = ["actions", "rewards", "terminals", *(["timeouts"] if "timeouts" in columns else [])]
@@ -184,7 +185,7 @@ def sb3_source(where: str) -> Source:
     """
     path = _existing_file(where, "sb3")
 
-    def read(allocate: Allocate, *given: spaces.Space | None) -> Parts:
+    def read(allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
         try:
             with finding_moved_modules():
                 buffer = load_from_pkl(path)
@@ -207,7 +208,7 @@ def npz_source(where: str) -> Source:
     """
     path = _existing_file(where, "npz")
 
-    def read(allocate: Allocate, observation_space: spaces.Space | None, action_space: spaces.Space | None) -> Parts:
+    def read(allocate: Allocate, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None) -> Parts:
         columns = npz_columns(path)
         others = [name for name in ("terminated", *OTHER_NAMES) if name in columns]
         if others and not {"terminated", "trajectory_ends"} <= columns.keys():

@@ -27,8 +27,10 @@ VERSION = 1
 ARRAYS = ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations")
 
 
-def space_to_json(space: spaces.Space) -> dict[str, Any]:
+def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
     """
+    Describe a space in JSON.
+
     :param space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these
     :raises ValueError: for other spaces
     """
@@ -50,11 +52,11 @@ def space_to_json(space: spaces.Space) -> dict[str, Any]:
     raise ValueError(f"a space of type {type(space).__name__} cannot be saved: {space}")
 
 
-def space_from_json(data: dict[str, Any]) -> spaces.Space:
+def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
     """
     The inverse of :func:`space_to_json`.
 
-    :raises ValueError: if the data are not what it makes
+    :raises ValueError: if :func:`space_to_json` did not make the data
     """
     kind = data["type"]
     if kind == "Dict":
@@ -93,7 +95,7 @@ def write_folder(
     :param fill: gets an ``Allocate`` for memory-mapped arrays in the folder, returns all arrays; those that it did not
         allocate are copied
     :param source: text for messages
-    :param origin: what the folder was made from (see :func:`read_index`)
+    :param origin: sources of the folder (see :func:`read_index`)
     :param replace: replace the folder that is at ``path``
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +142,7 @@ def write_folder(
 
 def read_index(path: Path) -> dict[str, Any] | None:
     """
-    What dataset.json in a folder says, or None if the folder is not a finished dataset folder.
+    Read dataset.json in a folder; None if the folder is not a finished dataset folder.
 
     :raises ValueError: if it is one of ours and lacks something, or is of another version
     """
@@ -162,8 +164,8 @@ def read_index(path: Path) -> dict[str, Any] | None:
 
 def open_folder(
     path: Path,
-    observation_space: spaces.Space | None = None,
-    action_space: spaces.Space | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
 ) -> Parts:
     """
     Open a folder memory-mapped and read-only, and check it as any source, block by block.
@@ -173,7 +175,7 @@ def open_folder(
     :param action_space: instead of the one that the folder records
     :return: the arrays and spaces
     :raises FileNotFoundError: if there is no such folder
-    :raises ValueError: if it is not a complete dataset folder, or holds what cannot be trained on
+    :raises ValueError: if it is not a complete dataset folder, or holds data that cannot be trained on
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no dataset folder at {path}")
@@ -225,7 +227,7 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
     :param path: the folder
     :param fill: as for :func:`write_folder`
     :param source: text for messages
-    :param origin: location, files with sizes and times, spaces: what makes two conversions the same
+    :param origin: location, files with sizes and times, spaces; they are equal for equal conversions
     :raises ValueError: if the folder holds something else
     """
     index = read_index(path)
@@ -243,4 +245,4 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
         if index is None or index["origin"] != origin:
             raise
         return open_folder(path)
-    return _mapped(path, json.loads((path / INDEX).read_text()))  # what was just written has been checked
+    return _mapped(path, json.loads((path / INDEX).read_text()))  # the data were checked when they were written

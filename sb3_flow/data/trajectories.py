@@ -1,4 +1,4 @@
-"""Book-keeping of online trajectories, and which steps of a trajectory may start windows. Knows nothing of what is stored."""
+"""Book-keeping of online trajectories, and which steps of a trajectory may start windows. Stored arrays are not seen here."""
 
 import numpy as np
 
@@ -62,25 +62,31 @@ class OnlineTrajectories:
 
     @property
     def n_closed(self) -> int:
-        """How many trajectories have closed so far, those that were overwritten since included."""
+        """Number of trajectories that have closed so far, overwritten ones included."""
         return self._n_forgotten + self._n_closed
 
     def closed_since(self, number: int) -> np.ndarray:
         """
+        List the trajectories that closed after an earlier one.
+
         :param number: an earlier value of ``n_closed``
-        :return: column, first step, last step and completeness of what closed since then, but for what is overwritten
+        :return: column, first step, last step and completeness of each, without the overwritten ones
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
     def step(self, dones: np.ndarray) -> None:
-        """:param dones: episode ends of the row just written, shape ``(n_envs,)``"""
+        """
+        Take note of a row.
+
+        :param dones: episode ends of the row just written, shape ``(n_envs,)``
+        """
         for column in np.flatnonzero(dones):
             self._close(int(column), self.clock, complete=True)
             self._running_since[column] = self.clock + 1
         self.clock += 1
 
     def cut(self) -> None:
-        """The environments were reset or exchanged: what comes next does not continue what was stored."""
+        """Note that the environments were reset or exchanged: later rows do not continue the stored trajectories."""
         for column in range(self.n_envs):
             if self._running_since[column] < self.clock:
                 self._close(column, self.clock - 1, complete=False)
@@ -88,7 +94,7 @@ class OnlineTrajectories:
 
     def _close(self, column: int, last: int, complete: bool) -> None:
         if self._n_closed == len(self._closed):
-            # forget what was overwritten; grow only if that did not make room
+            # forget overwritten trajectories; grow only if that did not make room
             n_overwritten = int(np.searchsorted(self._closed[:, 2], self.oldest))
             alive = self._closed[n_overwritten:]
             grown = np.zeros((max(64, 2 * len(alive)), 4), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Transitions, one a row, become the arrays of a dataset: where trajectories end, what their last rows led to."""
+"""Transitions, one a row, become the arrays of a dataset: where trajectories end, and which observations follow."""
 
 import warnings
 from collections.abc import Collection, Mapping
@@ -29,8 +29,10 @@ OTHER_NAMES = ("terminals", "terminations", "timeouts", "truncated", "truncation
 
 def translation(given: Collection[str]) -> str:
     """
+    Explain how to make ``terminated`` and ``trajectory_ends`` of other arrays.
+
     :param given: names of arrays, some of ``OTHER_NAMES``
-    :return: what to pass as ``terminated`` and ``trajectory_ends``, as text; empty if nothing can be said
+    :return: the expressions to pass as both arguments, in words; empty if the given arrays do not tell
     """
     stop = next((name for name in ("terminated", "terminals", "terminations") if name in given), None)
     limit = next((name for name in ("timeouts", "truncated", "truncations") if name in given), None)
@@ -55,9 +57,9 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
     """
     Refuse other names than ``terminated`` and ``trajectory_ends``, saying how these follow from them.
 
-    :param terminated: what was given, None for nothing
+    :param terminated: the argument, None if it was not given
     :param trajectory_ends: likewise
-    :param others: what was given besides, by name
+    :param others: further arguments by name
     :raises ValueError: for one of ``OTHER_NAMES``, and if something is missing
     :raises TypeError: for other names
     """
@@ -77,6 +79,33 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
             f"`{missing[0]}` is missing: terminated is True where bootstrapping stops, trajectory_ends in the last row of "
             "each trajectory, whether terminated or cut off"
         )
+
+
+def columns_of_arrays(observations: Any, next_observations: Any, actions: Any, rewards: Any) -> dict[str, Column]:
+    """
+    Name the arrays that a user gives; arrays in dictionaries are named by their keys.
+
+    :param observations: an array, or a dict of arrays
+    :param next_observations: likewise, or None
+    :param actions: an array
+    :param rewards: an array
+    :return: columns by name
+    :raises ValueError: for a dict that is empty, or whose keys are no text
+    """
+    columns = {}
+    for name, value in (("observations", observations), ("next_observations", next_observations)):
+        if isinstance(value, Mapping):
+            if not value:
+                raise ValueError(f"{name} is an empty dict")
+            for key, part in value.items():
+                if not isinstance(key, str) or not key:
+                    raise ValueError(f"the keys of {name} must be text that is not empty, got {key!r}")
+                columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
+        elif value is not None or name == "observations":
+            columns[name] = array_column(name, value)
+    columns["actions"] = array_column("actions", actions)
+    columns["rewards"] = array_column("rewards", rewards)
+    return columns
 
 
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:
@@ -99,7 +128,8 @@ def _rows_differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     differ = left != right
     if differ.any():  # two NaN count as equal: they are reported as NaN, not as a missing trajectory end
         differ &= (left == left) | (right == right)
-    return differ.any(axis=tuple(range(1, differ.ndim)))
+    rows: np.ndarray = differ.any(axis=tuple(range(1, differ.ndim)))
+    return rows
 
 
 def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
@@ -153,8 +183,8 @@ def assemble(
     terminated: np.ndarray,
     trajectory_ends: np.ndarray,
     allocate: Allocate,
-    observation_space: spaces.Space | None = None,
-    action_space: spaces.Space | None = None,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
 ) -> Parts:
     """
     Make the arrays of a dataset from transitions, one per row.
@@ -188,7 +218,7 @@ def assemble(
     keep: np.ndarray | None = None
     final_rows = np.empty(0, np.int64)
     if not successors:
-        # Nobody knows what a truncated row led to. Without it, its own observation is what the row above led to.
+        # Nobody knows the observation after a truncated row. Without that row, its observation follows the row above.
         keep = terminated | ~ends
         before_dropped = np.append(~keep[1:], False)
         end_rows = np.flatnonzero(keep & (ends | before_dropped))

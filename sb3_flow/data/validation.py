@@ -1,5 +1,5 @@
 """
-What makes data trainable: every error names the argument, what was given and what is expected.
+Checks that data can be trained on: every error names the argument, the given value and the expected one.
 
 Every source's arrays pass :func:`checked`, a block of rows at a time, also those that stay in files.
 """
@@ -18,7 +18,9 @@ ACTION_TOLERANCE = 1e-4
 
 def check_action_space(space: Any) -> None:
     """
-    :param space: an action space, or text that says what there is instead
+    Refuse action spaces that are no bounded Box of floats.
+
+    :param space: an action space, or text that names its substitute
     :raises ValueError: unless it is a Box of floats with finite bounds
     """
     if not isinstance(space, spaces.Box) or space.dtype is None or np.dtype(space.dtype).kind != "f":
@@ -39,13 +41,19 @@ def check_action_space(space: Any) -> None:
 
 
 def check_space(name: str, space: Any) -> None:
-    """:raises TypeError: unless it is a Gymnasium space or None"""
+    """
+    Refuse arguments that are no spaces.
+
+    :raises TypeError: unless it is a Gymnasium space or None
+    """
     if space is not None and not isinstance(space, spaces.Space):
         raise TypeError(f"{name} must be a Gymnasium space, got {type(space).__name__}")
 
 
 def check_observation_space(space: Any) -> None:
     """
+    Refuse observation spaces other than arrays and flat dictionaries of arrays.
+
     :param space: an observation space
     :raises ValueError: unless it is one whose observations are arrays, or a flat Dict of these
     """
@@ -58,7 +66,7 @@ def check_observation_space(space: Any) -> None:
         )
 
 
-def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: spaces.Space, whose: str) -> None:
+def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: spaces.Space[Any], whose: str) -> None:
     """
     Check keys, shapes and kind (images as uint8 or not) of observations against a space, and that values belong to Discrete,
     MultiDiscrete and MultiBinary spaces. The bounds of a Box are not compared: many environments state others than they keep.
@@ -66,7 +74,7 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
     :param observations: (N, \\*shape) or a dict
     :param space: the space
     :param whose: whose space it is, for the message
-    :raises ValueError: saying what differs
+    :raises ValueError: naming the difference
     """
     if isinstance(observations, dict) or isinstance(space, spaces.Dict):
         given = sorted(observations) if isinstance(observations, dict) else "one array"
@@ -87,7 +95,7 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
         _check_members(name, array, sub, whose)
 
 
-def _check_members(name: str, array: np.ndarray, space: spaces.Space, whose: str) -> None:
+def _check_members(name: str, array: np.ndarray, space: spaces.Space[Any], whose: str) -> None:
     """Check that observations are whole numbers in the range of a Discrete, MultiDiscrete or MultiBinary space."""
     if isinstance(space, spaces.Discrete):
         low, high, kind = space.start, space.start + space.n, "one of"
@@ -196,10 +204,10 @@ def _check_finite(name: str, array: np.ndarray) -> None:
         )
 
 
-def _check_observation_arrays(parts: Parts) -> spaces.Space:
+def _check_observation_arrays(parts: Parts) -> spaces.Space[Any]:
     """Check observations and final observations; return their space."""
     space = parts.observation_space
-    inferred: dict[str, spaces.Space] = {}
+    inferred: dict[str, spaces.Space[Any]] = {}
     for name, value in (("observations", parts.observations), ("final_observations", parts.final_observations)):
         for key, array in entries(value).items():
             if space is None and array.ndim < 2:

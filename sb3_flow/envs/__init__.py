@@ -1,4 +1,7 @@
-"""Environments from elsewhere. Importing this package registers OGBench's single tasks under the names of their datasets."""
+"""
+Environments from elsewhere. Importing this package registers OGBench's single tasks under the names of their datasets;
+``gymnasium.make("sb3_flow.envs:<name>")`` imports it.
+"""
 
 from sb3_flow.envs import registration as registration  # registers the ids
 from sb3_flow.envs.envpool import EnvPoolVecEnv

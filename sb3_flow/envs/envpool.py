@@ -1,7 +1,7 @@
 """EnvPool's environments, which are stepped by threads in C++, as a vectorised environment of SB3."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
 from operator import getitem
@@ -13,7 +13,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-# what the adapter decides itself: one row for each environment, in order, and no pictures
+from sb3_flow.envs.envpool_spaces import leaves, plain_action_space, plain_space
+
+# arguments that the adapter decides itself: one row for each environment, in order, and no pictures
 RESERVED = ("env_type", "env_seed", "batch_size", "max_num_players", "gym_reset_return_info", "render_mode", "render_env_id")
 # EnvPool's seeds are C++ integers
 SEEDS = 2**31
@@ -34,7 +36,7 @@ def _package() -> Any:
 def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str, Any]) -> Callable[..., Any]:
     """
     :return: a function that makes the pool, by default with this seed
-    :raises ValueError: for what cannot be made
+    :raises ValueError: for a pool that cannot be made
     """
     envpool = _package()
     num_envs = 1 if num_envs is None else num_envs
@@ -52,45 +54,6 @@ def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str,
     return partial(envpool.make, task, env_type="gymnasium", num_envs=int(num_envs), seed=seed, **options)
 
 
-def _leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:
-    """:return: where in nested dictionaries there is a space, and which"""
-    if isinstance(space, (spaces.Dict, dict)):
-        for key, inner in space.items():
-            yield from _leaves(inner, (*path, key))
-    else:
-        yield path, space
-
-
-def _plain(space: Any) -> spaces.Space:
-    """:return: the space as SB3 can use it: counted from zero, and with at least one dimension"""
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    if isinstance(space, spaces.Box):
-        low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
-        if np.issubdtype(space.dtype, np.floating):
-            # C++'s numeric limits, of which the lower one is the least positive number, mean that there is no bound
-            limits = np.finfo(space.dtype)  # type: ignore[arg-type]
-            low = np.where((low == limits.tiny) | (low == limits.min), -np.inf, low).astype(space.dtype)
-            high = np.where(high == limits.max, np.inf, high).astype(space.dtype)
-        return spaces.Box(low, high, dtype=space.dtype.type)  # type: ignore[arg-type]
-    return space
-
-
-def _plain_action(space: Any) -> tuple[spaces.Space, Any]:
-    """
-    :return: the space of actions as SB3 can use it, and what is added to its integers
-    :raises ValueError: if there is none
-    """
-    if isinstance(space, spaces.Discrete):
-        return _plain(space), int(space.start)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer) and len(space.shape) == 1:
-        low = space.low.astype(np.int64)
-        return spaces.MultiDiscrete(space.high.astype(np.int64) - low + 1), low
-    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        return _plain(space), 0
-    raise ValueError(f"`task` must have one array of actions, but its space is {space}.")
-
-
 class EnvPoolVecEnv(VecEnv):
     """
     `EnvPool <https://github.com/sail-sg/envpool>`_, environments stepped by threads in C++, behind SB3's ``VecEnv``. Needs
@@ -104,7 +67,7 @@ class EnvPoolVecEnv(VecEnv):
 
     **Ends of episodes.** EnvPool by itself returns the last observation of an episode, and spends the next step, whose action
     it ignores, on the reset. SB3 expects the first observation of the next episode at once and the last one in ``infos``. So
-    environments that are done make that step here, alone and at once: what comes out is the same, and no action is lost.
+    environments that are done make that step here, alone and at once: the episodes are the same, and no action is lost.
 
     **Episodes that terminate at the very step of the time limit** are called truncated by EnvPool, and there is nothing to
     tell them from others: their value is bootstrapped.
@@ -115,7 +78,7 @@ class EnvPoolVecEnv(VecEnv):
     **Seeds** are fixed when a pool is made. ``seed`` (and so ``PPO(seed=...)``) therefore has the next ``reset`` make another
     one, which is not possible for a pool that was given.
 
-    **Not there**: rendering, attributes, methods and wrappers of single environments, options of resets, pools with a
+    **Missing**: rendering, attributes, methods and wrappers of single environments, options of resets, pools with a
     ``batch_size`` of their own, tasks with several players. Infos have EnvPool's entries, without the ids of environments.
 
     :param task: name of a task, see ``envpool.list_all_envs()``, or a pool from ``envpool.make(..., env_type="gymnasium")``
@@ -139,7 +102,9 @@ class EnvPoolVecEnv(VecEnv):
                     f"{type(task).__name__} was given."
                 )
             if seed is not None or options or num_envs not in (None, len(pool)):
-                raise ValueError("`num_envs`, `seed` and options are those of the pool that was given as `task`.")
+                raise ValueError(
+                    "`num_envs`, `seed` and options belong to the pool that was given as `task`, and cannot be chosen here."
+                )
         if pool.config["max_num_players"] > 1:
             raise ValueError("`task` must be for one player, but this one is for several.")
         if pool.is_async:
@@ -148,10 +113,10 @@ class EnvPoolVecEnv(VecEnv):
         self._stepping = False  # actions are sent, and not answered yet
         self._started = False
         raw = pool.observation_space
-        self._observed = [("/".join(path), path, leaf, _plain(leaf)) for path, leaf in _leaves(raw)]
+        self._observed = [("/".join(path), path, leaf, plain_space(leaf)) for path, leaf in leaves(raw)]
         nested = isinstance(raw, (spaces.Dict, dict))
         plain = spaces.Dict({name: space for name, _, _, space in self._observed}) if nested else self._observed[0][-1]
-        actions, self._first_action = _plain_action(pool.action_space)
+        actions, self._first_action = plain_action_space(pool.action_space)
         self._action_shape = tuple(size for size in list(pool.spec.action_array_spec.values())[-1].shape if size != -1)
         super().__init__(len(pool), plain, actions)
 
@@ -167,18 +132,18 @@ class EnvPoolVecEnv(VecEnv):
         return self._pool
 
     def _observation(self, raw: Any) -> Any:
-        """:return: what EnvPool observes, in our space"""
+        """:return: EnvPool's observation, in our space"""
         found = {}
         for name, path, leaf, space in self._observed:
             value = reduce(getitem, path, raw)
             if isinstance(leaf, spaces.Discrete):
                 value = value - leaf.start
-            found[name] = value.reshape(len(value), *space.shape).astype(space.dtype, copy=False)  # type: ignore[misc]
+            found[name] = value.reshape(len(value), *space.shape).astype(space.dtype, copy=False)
         return found if isinstance(self.observation_space, spaces.Dict) else found[""]
 
     def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
         """:return: EnvPool's arrays, environment by environment"""
-        columns = {"/".join(path): reduce(getitem, path, info) for path, _ in _leaves(info)}
+        columns = {"/".join(path): reduce(getitem, path, info) for path, _ in leaves(info)}
         names = [name for name in columns if name not in ("env_id", "players/env_id")]
         return [dict(zip(names, row, strict=True)) for row in zip(*map(columns.__getitem__, names), strict=True)]
 
@@ -198,7 +163,8 @@ class EnvPoolVecEnv(VecEnv):
         raw, info = pool.reset()
         self.reset_infos = self._infos(info)
         self._started = True
-        return self._observation(raw)
+        first: VecEnvObs = self._observation(raw)
+        return first
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """
@@ -214,7 +180,7 @@ class EnvPoolVecEnv(VecEnv):
             return [None] * self.num_envs
         return super().seed(seed)
 
-    def set_options(self, options: list[dict] | dict | None = None) -> None:
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """
         See ``VecEnv.set_options``.
 
@@ -222,7 +188,7 @@ class EnvPoolVecEnv(VecEnv):
         :raises NotImplementedError: if they are not
         """
         if any(options) if isinstance(options, list) else options:
-            raise NotImplementedError("EnvPool has no options of resets; those of `envpool.make` are given to EnvPoolVecEnv.")
+            raise NotImplementedError("EnvPool has no options of resets; give EnvPoolVecEnv the options of `envpool.make`.")
 
     def step_async(self, actions: np.ndarray) -> None:
         """
@@ -258,8 +224,8 @@ class EnvPoolVecEnv(VecEnv):
         raw, rewards, terminated, truncated, info = pool.recv()
         self._stepping = False
         observation, infos, dones = self._observation(raw), self._infos(info), terminated | truncated
-        for one, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
-            one["TimeLimit.truncated"] = cut
+        for entry, cut in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            entry["TimeLimit.truncated"] = cut
         if dones.any():
             ended = np.flatnonzero(dones)
             # A step of these environments alone is their automatic reset: the action, though needed, is ignored. It is not
@@ -287,12 +253,16 @@ class EnvPoolVecEnv(VecEnv):
             pool.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """:raises NotImplementedError: always"""
+        """
+        Refuse, since EnvPool does not render.
+
+        :raises NotImplementedError: always
+        """
         raise NotImplementedError("EnvPoolVecEnv does not render; make the environment with `gymnasium.make` for pictures.")
 
     def render(self, mode: str | None = None) -> np.ndarray | None:
         """
-        Not possible.
+        Refuse, since EnvPool does not render.
 
         :param mode: not used
         :raises NotImplementedError: always
@@ -302,7 +272,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """
-        Attributes of the pool: the environments, in C++, have none that Python sees.
+        Read an attribute of the pool: the environments, in C++, have none that Python sees.
 
         :param attr_name: name of the attribute
         :param indices: of environments
@@ -315,7 +285,7 @@ class EnvPoolVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """
-        Not possible.
+        Refuse, since EnvPool's environments have no attributes for Python.
 
         :param attr_name: name of the attribute
         :param value: not used
@@ -328,7 +298,7 @@ class EnvPoolVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """
-        Not possible.
+        Refuse, since EnvPool's environments have no methods for Python.
 
         :param method_name: name of the method
         :param method_args: not used
@@ -338,12 +308,14 @@ class EnvPoolVecEnv(VecEnv):
         """
         raise NotImplementedError(f"`{method_name}` cannot be called: EnvPool's environments have no methods for Python.")
 
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
         """
         See ``VecEnv.env_is_wrapped``.
 
         :param wrapper_class: a wrapper
         :param indices: of environments
-        :return: no, for each of them
+        :return: False for each environment
         """
         return [False for _ in self._get_indices(indices)]

@@ -1,11 +1,12 @@
 """
 Gymnasium ids of OGBench's single tasks, named as their datasets: one name for the environment and, after "ogbench:", its data.
 
-    env = gymnasium.make("cube-double-play-singletask-task2-v0")
+    env = gymnasium.make("sb3_flow.envs:cube-double-play-singletask-task2-v0")
     dataset = OfflineDataset.load("ogbench:cube-double-play-singletask-task2-v0")
 
 OGBench itself registers environments without the kind of data in their names ("cube-double-singletask-task2-v0") once it is
-imported. Importing this module, as ``sb3_flow.envs`` does, registers names; making an environment imports OGBench.
+imported. Importing ``sb3_flow.envs`` registers the names, and the prefix ``sb3_flow.envs:`` has Gymnasium import it: without
+either, ``gymnasium.make`` knows no such environment. Making an environment imports OGBench.
 """
 
 import importlib
@@ -30,9 +31,9 @@ SPARSE = ("scene", "puzzle-3x3", "puzzle-4x4", "puzzle-4x5", "puzzle-4x6")
 TASKS = ("", "-task1", "-task2", "-task3", "-task4", "-task5")
 
 
-def make_single_task(name: str, **kwargs: Any) -> gym.Env:
+def make_single_task(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """
-    What the ids registered here make: OGBench's environment, with success where SB3 looks for it (``info["is_success"]``).
+    Make OGBench's environment, with success where SB3 looks for it (``info["is_success"]``).
 
     :param name: a single-task name, for example ``scene-play-sparse-singletask-task4-v0``
     :param kwargs: for OGBench, such as ``render_mode``
@@ -50,7 +51,7 @@ def make_single_task(name: str, **kwargs: Any) -> gym.Env:
 
 
 def single_task_names() -> Iterator[str]:
-    """All of OGBench's single tasks with state observations, by dataset."""
+    """List all of OGBench's single tasks with state observations, by dataset."""
     kinds = {**MAZES, **{domain: ("play", "noisy") for domain in CUBES}}
     kinds |= {domain: ("play", "noisy", "play-sparse", "noisy-sparse") for domain in SPARSE}
     for domain, names in kinds.items():
@@ -59,7 +60,7 @@ def single_task_names() -> Iterator[str]:
 
 
 for _name in single_task_names():
-    # The time limit is that of OGBench's own id. Not gym.register, which searches the whole registry for each
+    # OGBench's own id brings the time limit. gym.register is not used, since it searches the whole registry for each name
     gym.registry[_name] = gym.envs.registration.EnvSpec(
         id=_name,
         entry_point="sb3_flow.envs.registration:make_single_task",

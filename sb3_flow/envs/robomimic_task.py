@@ -3,7 +3,7 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,7 @@ from sb3_flow.data.robomimic import KEYS
 TASKS = {"can-mh-low_dim": ("can", 300), "square-mh-low_dim": ("square", 400)}  # folder, time limit
 
 
-class RobomimicTask(gym.Env):
+class RobomimicTask(gym.Env[np.ndarray, np.ndarray]):
     """
     The environment that a dataset of RoboMimic was recorded in: observations as ``OfflineDataset.load("robomimic:...")`` has
     them, reward -1 until the task is solved, which ends the episode.
@@ -30,7 +30,7 @@ class RobomimicTask(gym.Env):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 (declared so by Gymnasium)
 
-    def __init__(self, file: str, render_mode: str | None = None) -> None:
+    def __init__(self, file: str, render_mode: Literal["rgb_array"] | None = None) -> None:
         try:
             env_utils, obs_utils, h5py = map(
                 importlib.import_module, ("robomimic.utils.env_utils", "robomimic.utils.obs_utils", "h5py")
@@ -71,7 +71,8 @@ class RobomimicTask(gym.Env):
         return self._flat(observation), float(success) - 1.0, success, False, {"is_success": success}
 
     def render(self) -> np.ndarray:
-        return self.env.render(mode="rgb_array", height=256, width=256)
+        picture: np.ndarray = self.env.render(mode="rgb_array", height=256, width=256)
+        return picture
 
 
 for _name, (_folder, _limit) in TASKS.items():

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 
-class SuccessInfo(gym.Wrapper):
+class SuccessInfo(gym.Wrapper[Any, Any, Any, Any]):
     """
     Report success where SB3 looks for it: ``info["is_success"]`` from an environment's own ``info["success"]``
     (OGBench and other manipulation suites), so that ``rollout/success_rate`` and ``eval/success_rate`` are logged.
@@ -20,7 +20,7 @@ class SuccessInfo(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
-class SparseReward(gym.RewardWrapper):
+class SparseReward(gym.RewardWrapper[Any, Any]):
     """
     Rewards of -1 until the task is solved, instead of minus the number of unsolved parts.
     ``OfflineDataset.sparse_rewards`` does the same with data.

@@ -20,7 +20,6 @@ import torch as th
 
 from sb3_flow.compiled import unavailable
 from sb3_flow.fused.fusable import can_fuse
-from sb3_flow.fused.keyed_normal import keyed_normal_rows
 
 NoiseSource = Callable[[int], th.Tensor]
 """``source(n)``: n new starting points for every observation, shape ``(B, n, A)``."""
@@ -136,6 +135,8 @@ def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseS
 def _compiled_draw(rows: np.ndarray, odd: np.ndarray, seed: int) -> Callable[[int, int], th.Tensor]:
     """:return: of the first pair and the numbers of each row, these numbers, float32"""
     if unavailable() is None:
+        from sb3_flow.fused.keyed_normal import keyed_normal_rows  # brings numba
+
         mixed_seed = _mixed_seed(seed)
         return lambda first, n: th.from_numpy(keyed_normal_rows(rows, odd, mixed_seed, first, n))
     keys = row_keys(rows, odd, seed)

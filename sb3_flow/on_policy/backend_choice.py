@@ -10,15 +10,14 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from torch import nn
 
-from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN
 from sb3_flow.on_policy.gradient_steps import OPTIONS, has_plain_steps
 
-DISTRIBUTIONS = {
-    distributions.CategoricalDistribution: CATEGORICAL,
-    distributions.MultiCategoricalDistribution: CATEGORICAL,
-    distributions.BernoulliDistribution: BERNOULLI,
-    distributions.DiagGaussianDistribution: GAUSSIAN,
-}
+DISTRIBUTIONS = (
+    distributions.CategoricalDistribution,
+    distributions.MultiCategoricalDistribution,
+    distributions.BernoulliDistribution,
+    distributions.DiagGaussianDistribution,
+)
 # what a subclass may not have changed
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 

@@ -5,7 +5,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sb3_flow.kernels import compute_gae, compute_gae_sb3, compute_vtrace
 from sb3_flow.on_policy.grouping import Groups
 
 KINDS = ("gae", "vtrace", "group")
@@ -60,6 +59,8 @@ class Estimator:
 
     def of_rollout(self, rollout: Rollout) -> Estimate:
         """:return: the estimate at collection, when the policy is still the one that acted (every ratio is 1)"""
+        from sb3_flow.kernels import compute_gae_sb3  # brings numba
+
         if self.kind == "gae":
             advantages, returns = compute_gae_sb3(
                 rollout.rewards,
@@ -86,6 +87,8 @@ class Estimator:
         :param log_rhos: log of present over behaviour probability, time-major
         :return: the estimate
         """
+        from sb3_flow.kernels import compute_gae, compute_vtrace  # brings numba
+
         if self.kind == "gae":
             advantages, returns = compute_gae(
                 rollout.raw_rewards,

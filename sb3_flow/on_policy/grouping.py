@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from sb3_flow.kernels import compute_group_advantages, compute_group_returns_to_go, compute_process_advantages
-
 CREDITS = ("return_to_go", "outcome", "pooled", "process")
 BASELINES = ("mean", "loo", "median", "min", "critic")
 SCALES = ("none", "group", "batch")
@@ -48,6 +46,12 @@ class Groups:
         :return: advantages, returns-to-go, statistics to log, and the steps to learn from: alive ones of groups whose
             members differ
         """
+        from sb3_flow.kernels import (  # brings numba
+            compute_group_advantages,
+            compute_group_returns_to_go,
+            compute_process_advantages,
+        )
+
         n_steps, n_envs = rewards.shape
         size = self.size or n_envs
         grouped = (n_steps, n_envs // size, size)

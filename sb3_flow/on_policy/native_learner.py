@@ -10,7 +10,7 @@ from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
-from sb3_flow.native.network_layout import GAUSSIAN, RELU, TANH, describe_network
+from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, describe_network
 from sb3_flow.native.objectives import GSPO, GSPO_TOKEN, Adam, Objective
 from sb3_flow.native.policy_forward import policy_forward, policy_outputs, policy_values
 from sb3_flow.native.policy_update import METRICS, policy_evaluate, ppo_epoch
@@ -18,6 +18,8 @@ from sb3_flow.on_policy.backend_choice import DISTRIBUTIONS
 from sb3_flow.on_policy.finite import check_pass
 from sb3_flow.on_policy.flat_parameters import FlatParameters
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
+
+KINDS = dict(zip(DISTRIBUTIONS, (CATEGORICAL, CATEGORICAL, BERNOULLI, GAUSSIAN), strict=True))
 
 
 def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
@@ -53,7 +55,7 @@ class NativeLoops:
             return [(offsets[one.weight], offsets[one.bias], one.in_features, one.out_features) for one in layers]
 
         space = policy.action_space
-        kind = DISTRIBUTIONS[type(policy.action_dist)]
+        kind = KINDS[type(policy.action_dist)]
         components = {
             spaces.Discrete: lambda: [space.n],  # type: ignore[attr-defined]
             spaces.MultiDiscrete: lambda: space.nvec,  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from sb3_flow.losses import (
     segment_mean,
     value_loss,
 )
-from sb3_flow.native.objectives import describe_objective
 from sb3_flow.on_policy.arguments import check_choices, check_numbers, check_sizes, warn_of_idle_arguments
 from sb3_flow.on_policy.backend_choice import linear_layers, not_covered, torch_is_faster
 from sb3_flow.on_policy.collection import stack_observations
@@ -232,6 +231,8 @@ class PolicyGradient(PersistentOnPolicy):
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
+        from sb3_flow.native.objectives import describe_objective  # brings numba
+
         assert self.native is not None
         objective = describe_objective(
             self.policy_loss,

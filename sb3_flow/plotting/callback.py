@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class FlowVisualisationCallback(BaseCallback):
     """
-    Pictures during training, in TensorBoard (tab "Images") and as PNG files. Training itself is not changed by them.
+    Draw pictures during training, in TensorBoard (tab "Images") and as PNG files. Training itself is not changed by them.
 
     - RQL and FMQ, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of one observation
     - PPO, GRPO and the others: ``pictures/importance_ratios`` of a rollout, after the update that learned from it
@@ -63,7 +63,7 @@ class FlowVisualisationCallback(BaseCallback):
 
     @property
     def _boards(self) -> list[TensorBoardOutputFormat]:
-        return [one for one in self.logger.output_formats if isinstance(one, TensorBoardOutputFormat)]
+        return [output for output in self.logger.output_formats if isinstance(output, TensorBoardOutputFormat)]
 
     @property
     def _has_ratios(self) -> bool:

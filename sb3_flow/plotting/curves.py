@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from sb3_flow.common.checks import check_choice
 from sb3_flow.common.statistics import Estimate, bootstrap_interval
 from sb3_flow.plotting.figures import COLOURS, GRAY, STYLES, finish, new_figure, plain
-from sb3_flow.plotting.runs import QUANTITIES, SOURCES, Run, read_runs
+from sb3_flow.plotting.runs import Quantity, Run, Source, read_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,19 +22,20 @@ LABELS = {"return": "return", "success": "success rate", "length": "episode leng
 
 def learning_curves(
     runs: Paths | Mapping[str, Paths],
-    quantity: str = "return",
-    source: str = "auto",
+    quantity: Quantity = "return",
+    source: Source = "auto",
     window: int = 100,
     title: str | None = None,
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
-    bootstrap interval over the runs; of a single run the band is that of the mean over the episodes of a point.
+    Draw learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
+    bootstrap interval over the runs; of a single run the band belongs to the mean over the episodes of a point.
 
-    A folder of a run is what SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the ``*monitor.csv`` of
-    ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the latter is drawn
-    behind the former. The dataset's own mean return is a horizontal line with its 95 % interval as a band.
+    A run's folder holds the files that SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the
+    ``*monitor.csv`` of ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the
+    online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval
+    as a band.
 
     :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
     :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes
@@ -45,28 +46,27 @@ def learning_curves(
     :return: the figure
     :raises ValueError: if a folder lacks the file or the quantity
     """
-    check_choice(QUANTITIES, quantity=quantity)
-    check_choice(SOURCES, source=source)
+    check_choice(get_args(Quantity), quantity=quantity)
+    check_choice(get_args(Source), source=source)
     figure = new_figure(7, 4.2)
     groups: dict[str, Paths] = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     if not groups:
         raise ValueError("`runs` is empty, but at least one folder was expected.")
-    folders = {name: [own] if isinstance(own, str | Path) else list(own) for name, own in groups.items()}
+    folders = {name: [seeds] if isinstance(seeds, str | Path) else list(seeds) for name, seeds in groups.items()}
     curves, source, window = read_runs(folders, quantity, source, window)
 
     axis = figure.add_subplot()
     plain(axis)
-    for i, (name, own) in enumerate(curves.items()):
-        steps, estimates = _summary(own)
-        count = f"{len(own)} runs"
-        label = name if len(own) == 1 else f"{name} ({count})" if name else count
+    for i, (name, seeds) in enumerate(curves.items()):
+        steps, estimates = _summary(seeds)
+        count = f"{len(seeds)} runs"
+        label = name if len(seeds) == 1 else f"{name} ({count})" if name else count
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         marker = "o" if len(steps) <= 25 else None
-        axis.plot(steps, [one.value for one in estimates], color=colour, linestyle=style, marker=marker, ms=4, label=label)
-        axis.fill_between(
-            steps, [one.low for one in estimates], [one.high for one in estimates], color=colour, alpha=0.2, linewidth=0
-        )
-    every = [run for own in curves.values() for run in own]
+        middle, low, high = np.reshape(estimates, (-1, 3)).T
+        axis.plot(steps, middle, color=colour, linestyle=style, marker=marker, ms=4, label=label)
+        axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+    every = [run for seeds in curves.values() for run in seeds]
     known = _draw_behaviour(axis, curves) if quantity == "return" else False
     _label_steps(axis, every)
     axis.set_ylabel(LABELS[quantity])
@@ -76,7 +76,7 @@ def learning_curves(
         axis.set_title(title)
     if known or any(label for label in curves) or len(curves) > 1:
         axis.legend(frameon=False)
-    several = any(len(own) > 1 for own in curves.values())
+    several = any(len(seeds) > 1 for seeds in curves.values())
     episodes = (
         f"a point is the mean of {window} training episodes"
         if source == "monitor"
@@ -91,8 +91,8 @@ def learning_curves(
 def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
     """:return: whether the return of a dataset is known; each is drawn once"""
     first: dict[tuple[tuple[float, ...], str], int] = {}  # number of the first curve with it
-    for number, own in enumerate(curves.values()):
-        for run in own:
+    for number, seeds in enumerate(curves.values()):
+        for run in seeds:
             if run.behaviour is not None:
                 first.setdefault((run.behaviour, run.caveat), number)
     for ((value, low, high), caveat), number in first.items():

@@ -1,4 +1,4 @@
-"""What all pictures share: an empty figure, colours, saving. Matplotlib comes with the extra ``plots``."""
+"""Pieces that all pictures share: an empty figure, colours, saving. Matplotlib comes with the extra ``plots``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ GRAY = "0.45"
 
 def new_figure(width: float, height: float) -> "Figure":
     """
+    Make an empty figure.
+
     :param width: in inches
     :param height: in inches
     :return: an empty figure that no window or backend knows of
@@ -27,7 +29,11 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def finish(figure: "Figure", path: str | Path | None) -> "Figure":
-    """:return: the figure, saved if there is a path"""
+    """
+    Save a figure if there is a path.
+
+    :return: the figure, saved if there is a path
+    """
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

@@ -22,7 +22,8 @@ GRID = 41
 
 class Flow:
     """
-    What is drawn of a policy in one observation. Noise comes from a generator of its own: looking does not disturb training.
+    The flow of a policy in one observation, as arrays. Noise comes from a generator of its own: looking does not disturb
+    training.
 
     :param model: a model with a flow policy (RQL, FMQ), or the policy
     :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)
@@ -56,16 +57,23 @@ class Flow:
 
     def in_units(self, chunks: th.Tensor) -> np.ndarray:
         """
+        Translate chunks into the units of the action space.
+
         :param chunks: in [-1, 1], shape ``(..., A)``
         :return: in the units of the action space, shape ``(..., h, components)``
         """
         shape = self.policy.action_space.shape
         assert shape is not None
         actions = chunks.cpu().numpy().reshape(*chunks.shape[:-1], self.policy.horizon_length, *shape)
-        return self.policy.unscale_action(actions).reshape(*actions.shape[: chunks.dim()], -1)
+        unscaled: np.ndarray = self.policy.unscale_action(actions)
+        return unscaled.reshape(*actions.shape[: chunks.dim()], -1)
 
     def background(self) -> tuple[np.ndarray, np.ndarray]:
-        """:return: values of the actions of a two-dimensional chunk on a grid over their bounds, and its axes in [-1, 1]"""
+        """
+        Compute values on a grid of actions.
+
+        :return: values of the actions of a two-dimensional chunk on a grid over their bounds, and its axes in [-1, 1]
+        """
         side = th.linspace(-1, 1, GRID, device=self.policy.device)
         actions = th.stack(th.meshgrid(side, side, indexing="xy"), dim=-1).view(1, 1, -1, 2)
         with th.no_grad():
@@ -84,7 +92,7 @@ def action_flow(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    How the flow carries noise to actions in one observation, and what the critics think of these actions. The star is the
+    Draw how the flow carries noise to actions in one observation, and how the critics value these actions. The star is the
     action of ``predict(deterministic=True)``. Where an action has just two components and is not part of a chunk, the values
     of all actions are in the background.
 
@@ -104,7 +112,7 @@ def action_flow(
     flow = Flow(model, observation, n_samples, seed)
     _, _, horizon, components = flow.points.shape
     shown = tuple(range(min(2, components))) if dimensions is None else tuple(dimensions)
-    if len(shown) not in (1, 2) or not all(0 <= one < components for one in shown):
+    if len(shown) not in (1, 2) or not all(0 <= component < components for component in shown):
         raise ValueError(f"`dimensions` must name one or two of the {components} components, but {dimensions} was given.")
     if not 0 <= chunk_step < horizon:
         raise ValueError(f"`chunk_step` must be from 0 to {horizon - 1}, but {chunk_step} was given.")
@@ -112,7 +120,7 @@ def action_flow(
     space: Any = flow.policy.action_space
     low, high = space.low.ravel()[list(shown)], space.high.ravel()[list(shown)]
     of_chunk = "" if horizon == 1 else f" (step {chunk_step + 1} of a chunk of {horizon})"
-    names = [f"action[{one}]{of_chunk}" for one in shown]
+    names = [f"action[{component}]{of_chunk}" for component in shown]
     left, right = figure.subplots(1, 2)
     for axis in (left, right):
         plain(axis)
@@ -228,9 +236,9 @@ def flow_values(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Values over denoising time, along the way from noise to action in one observation: for RQL V(s, x_t, t) of the partial
+    Draw values over denoising time, along the way from noise to action in one observation: for RQL V(s, x_t, t) of the partial
     action, for FMQ Q of the action that one jump from x_t leads to. Refining earns no reward and is deterministic, so with a
-    consistent value function (FMQ: flow map) every line is level; their spread is what choosing the noise can gain.
+    consistent value function (FMQ: flow map) every line is level; their spread shows how much choosing the noise can gain.
 
     :param model: RQL, FMQ, or a policy of theirs
     :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)

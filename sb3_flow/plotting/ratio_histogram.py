@@ -19,8 +19,8 @@ def importance_ratios(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Histogram of the importance ratios pi(a|s) / mu(a|s) of the present policy to the one that acted, of a model's last
-    rollout: after an update it shows how far the policy has moved and what the clipping left behind. For GSPO it shows the
+    Draw a histogram of the importance ratios pi(a|s) / mu(a|s) of the present policy to the one that acted, of a model's last
+    rollout: after an update it shows how far the policy has moved and how much the clipping left behind. For GSPO it shows the
     ratios of episodes.
 
     :param source: a model of ``PPO``, ``MaskablePPO``, ``RecurrentPPO``, ``GRPO``, ``GSPO`` or ``AsyncPPO`` after
@@ -33,7 +33,7 @@ def importance_ratios(
     :raises TypeError: if it is another kind of model
     :raises ValueError: if there are no ratios, or some are not finite
     """
-    what = "action"
+    unit = "action"
     if hasattr(source, "rollout_buffer"):
         if not hasattr(source, "log_importance_ratios"):
             raise TypeError(
@@ -41,7 +41,7 @@ def importance_ratios(
             )
         log_ratios, episodes = source.log_importance_ratios()
         if source.policy_loss in ("gspo", "gspo_token"):
-            what = "episode"
+            unit = "episode"
             _, numbers = np.unique(episodes, return_inverse=True)
             log_ratios = np.bincount(numbers, log_ratios) / np.bincount(numbers)
         # decoupled: clipped is the ratio to another policy
@@ -57,14 +57,14 @@ def importance_ratios(
     plain(axis)
     ratios = np.exp(log_ratios.clip(-50, 50))  # further away there is nothing to see, and no float32
     edges = [] if clip_range is None else [1 - clip_range, 1 + (clip_range if clip_range_high is None else clip_range_high)]
-    shown = [one for one in edges if one > 0]
+    shown = [edge for edge in edges if edge > 0]
     low, high = (pick([*shown, 0.999, 1.001, pick(ratios)]) for pick in (np.min, np.max))
     wide = low < 0.25 or high > 4
     bins = np.geomspace(low / 1.1, 1.1 * high, 62) if wide else np.linspace(low, high, 62)
     counts, _, _ = axis.hist(ratios, bins=list(bins), color=COLOURS[0])
-    axis.set(xlabel=f"importance ratio of an {what}", ylabel=f"{what}s")
+    axis.set(xlabel=f"importance ratio of an {unit}", ylabel=f"{unit}s")
     axis.set(xscale="log" if wide else "linear", yscale="log" if np.max(counts) > 50 else "linear")
-    text = f"{len(ratios)} {what}s: mean {ratios.mean():.3f}, largest {ratios.max():.3g}"
+    text = f"{len(ratios)} {unit}s: mean {ratios.mean():.3f}, largest {ratios.max():.3g}"
     if edges:
         for edge in edges:
             axis.axvline(edge, color=COLOURS[1], linestyle="--", linewidth=1.2)

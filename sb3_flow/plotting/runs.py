@@ -1,15 +1,16 @@
-"""Reading what SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
+"""Reading the files that SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
 
 import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-QUANTITIES = ("return", "success", "length")
-SOURCES = ("auto", "evaluations", "monitor")
+Quantity = Literal["return", "success", "length"]
+Source = Literal["auto", "evaluations", "monitor"]
 IN_EVALUATIONS = {"return": "results", "success": "successes", "length": "ep_lengths"}
 IN_MONITOR = {"return": "r", "success": "is_success", "length": "l"}
 MONITOR_POINTS = 100
@@ -19,8 +20,10 @@ MONITOR_POINTS = 100
 @dataclass
 class Run:
     """
+    The points of one run's curve.
+
     :param steps: where the points are, shape ``(T,)``
-    :param episodes: what each of them is the mean of, shape ``(T, n)``
+    :param episodes: the episodes that each point is the mean of, shape ``(T, n)``
     :param offline_until: steps of the offline phase, which come first; 0 if there was none, None if that is not known
     :param behaviour: mean return of the dataset and the ends of its interval, if that is known
     :param caveat: why that is not the return of the task's episodes, "" if it may be
@@ -34,31 +37,43 @@ class Run:
 
 
 def read_runs(
-    folders: Mapping[str, Sequence[str | Path]], quantity: str, source: str, window: int
-) -> tuple[dict[str, list[Run]], str, int]:
+    folders: Mapping[str, Sequence[str | Path]], quantity: Quantity, source: Source, window: int
+) -> tuple[dict[str, list[Run]], Source, int]:
     """
+    Read the runs of all curves.
+
     :param folders: by curve
-    :param quantity: one of ``QUANTITIES``
-    :param source: one of ``SOURCES``
+    :param quantity: the numbers of the episodes to read
+    :param source: the files to read
     :param window: training episodes of a point
     :return: the runs by curve, the source that was read, and the window that was used
     """
-    every = [Path(folder) for own in folders.values() for folder in own]
+    every = [Path(folder) for seeds in folders.values() for folder in seeds]
     if not every:
         raise ValueError("`runs` names a curve without a folder.")
     if source == "auto":
         source = "evaluations" if all((folder / "evaluations.npz").is_file() for folder in every) else "monitor"
     if source == "evaluations":
-        return {name: [read_evaluations(one, quantity) for one in own] for name, own in folders.items()}, source, window
+        return (
+            {name: [read_evaluations(folder, quantity) for folder in seeds] for name, seeds in folders.items()},
+            source,
+            window,
+        )
     logs = {folder: read_monitor(folder, quantity) for folder in every}
     window = max(1, min(window, *(len(values) // 5 for _, values in logs.values())))
-    return {name: [_smoothed(*logs[Path(one)], window) for one in own] for name, own in folders.items()}, source, window
+    return (
+        {name: [_smoothed(*logs[Path(folder)], window) for folder in seeds] for name, seeds in folders.items()},
+        source,
+        window,
+    )
 
 
-def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
+def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
     """
+    Read the evaluations of a run.
+
     :param folder: that ``EvalCallback`` wrote ``evaluations.npz`` to
-    :param quantity: one of ``QUANTITIES``
+    :param quantity: the numbers of the episodes to read
     :return: the run; online steps after an offline phase in the same file are counted on from its end
     :raises ValueError: if the file or the quantity is not there
     """
@@ -84,10 +99,12 @@ def read_evaluations(folder: str | Path, quantity: str = "return") -> Run:
     return Run(np.where(offline, steps, steps + until), episodes, until, behaviour, caveat)
 
 
-def read_monitor(folder: str | Path, quantity: str = "return") -> tuple[np.ndarray, np.ndarray]:
+def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.ndarray, np.ndarray]:
     """
+    Read the training episodes of a run.
+
     :param folder: with the files of ``Monitor``, one for each environment
-    :param quantity: one of ``QUANTITIES``
+    :param quantity: the numbers of the episodes to read
     :return: environment steps at the ends of the episodes, and the quantity, both of shape ``(n_episodes,)``
     :raises ValueError: if there is no episode, or the quantity is not there
     """

@@ -23,41 +23,43 @@ import gymnasium as gym
 
 from sb3_flow.zoo import ALGORITHMS, register
 
-# What a mistake in a command or configuration raises, here, in SB3 and in the zoo
+# Errors that a mistake in a command or configuration raises, here, in SB3 and in the zoo
 MISTAKES = (AssertionError, ImportError, OSError, TypeError, ValueError, gym.error.Error)
 
 
 def train() -> None:
-    """rl-zoo3's ``train``."""
+    """Run rl-zoo3's ``train``."""
     importlib.import_module("rl_zoo3.train").train()
 
 
 def optimize() -> None:
-    """rl-zoo3's ``train -optimize``."""
+    """Run rl-zoo3's ``train -optimize``."""
     sys.argv.append("-optimize")
     train()
 
 
 def enjoy() -> None:
-    """rl-zoo3's ``enjoy``."""
-    from sb3_flow.zoo.viewing import for_viewing, latest_with_model, no_model
+    """Run rl-zoo3's ``enjoy``."""
+    from sb3_flow.zoo.viewing import for_viewing, latest_with_model, refuse_missing_model
 
     sys.argv += latest_with_model(sys.argv[1:])
     module: Any = importlib.import_module("rl_zoo3.enjoy")
     download = module.download_from_hub
-    module.download_from_hub = lambda algo, **kwargs: (no_model if algo in ALGORITHMS else download)(algo=algo, **kwargs)
+    module.download_from_hub = lambda algo, **kwargs: (refuse_missing_model if algo in ALGORITHMS else download)(
+        algo=algo, **kwargs
+    )
     with for_viewing():
         module.enjoy()
 
 
 def record_video() -> None:
-    """rl-zoo3's ``record_video``, a script without a function."""
+    """Run rl-zoo3's ``record_video``, a script without a function."""
     from sb3_flow.zoo.viewing import for_viewing, latest_with_model
 
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--gym-packages", nargs="+", default=[])
     given, rest = parser.parse_known_args(sys.argv[1:])
-    for package in given.gym_packages:  # as `train` and `enjoy` do, to let them register environments
+    for package in given.gym_packages:  # as `train` and `enjoy` do, so that the packages register environments
         importlib.import_module(package)
     sys.argv[1:] = [*rest, *latest_with_model(rest)]
     with for_viewing():
@@ -68,13 +70,13 @@ def _plots() -> ModuleType:
     try:
         importlib.import_module("rliable.library")
     except Exception:
-        # The zoo does without one that is missing, but not without one that fails (rliable 1.2's arch 7 does with pandas 3)
+        # The zoo does without rliable if it is missing, but not if its import fails (rliable 1.2's arch 7 fails with pandas 3)
         sys.modules["rliable"] = None  # type: ignore[assignment]
     return importlib.import_module("rl_zoo3.plots")
 
 
 def plot_train() -> None:
-    """rl-zoo3's ``plot_train``. Where no window can be opened, its picture goes into a file, named after what is in it."""
+    """Run rl-zoo3's ``plot_train``. Where no window can be opened, the picture goes into a file named after its contents."""
     from matplotlib import pyplot as plt
 
     parser = argparse.ArgumentParser(add_help=False)
@@ -90,12 +92,12 @@ def plot_train() -> None:
 
 
 def all_plots() -> None:
-    """rl-zoo3's ``all_plots``."""
+    """Run rl-zoo3's ``all_plots``."""
     _plots().all_plots()
 
 
 def plot_from_file() -> None:
-    """rl-zoo3's ``plot_from_file``."""
+    """Run rl-zoo3's ``plot_from_file``."""
     _plots().plot_from_file()
 
 

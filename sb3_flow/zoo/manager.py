@@ -1,4 +1,4 @@
-"""rl-zoo3's experiment manager with what our algorithms need besides: offline phases, collectors, default configurations."""
+"""rl-zoo3's experiment manager with additions for our algorithms: offline phases, collectors, default configurations."""
 
 import copy
 import importlib
@@ -31,10 +31,10 @@ ZOO_KEYS = (
 
 
 class ExperimentManager(ZooManager):
-    """rl-zoo3's, for our algorithms. The arguments are the same."""
+    """rl-zoo3's manager, for our algorithms. The arguments are the same."""
 
     training: ClassVar[bool] = False
-    """Whether preparations are over, so that an error is no mistake in the command."""
+    """Preparations are over, so that an error is no mistake in the command."""
 
     def __init__(self, args: Any, algo: str, *rest: Any, config: str | None = None, **kwargs: Any) -> None:
         if algo in registry.ALGORITHMS:
@@ -49,7 +49,7 @@ class ExperimentManager(ZooManager):
         self.offline_steps = int(hyperparams.get("offline_steps", 0))
         if self.offline_steps and self.optimize_hyperparameters and self.n_evaluations is None:
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])
-            # as the zoo, which counts online steps alone
+            # the zoo's rule, which counts online steps alone
             self.n_evaluations = max(1, (self.offline_steps + online) // int(1e5))
         result = super()._preprocess_hyperparams(hyperparams)
         if self.algo in registry.ALGORITHMS:
@@ -59,20 +59,20 @@ class ExperimentManager(ZooManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         env = super().create_envs(n_envs, eval_env=eval_env, no_log=no_log)
         if not eval_env and issubclass(rl_zoo3.ALGOS[self.algo], AsyncPPO):
-            # These write their monitor files and cannot be moved: the collector makes its own. Those here are never stepped.
+            # These environments write monitor files and cannot be moved: the collector makes its own, these are never stepped.
             manager = copy.copy(self)
-            manager.callbacks, manager.specified_callbacks = [], []  # they hold evaluation environments and the model
+            manager.callbacks, manager.specified_callbacks = [], []  # callbacks hold evaluation environments and the model
             setattr(env, FACTORY, partial(_create_envs, manager, n_envs, no_log))
         return env
 
     def create_log_folder(self) -> None:
         folder = Path(self.save_path)
         self._made_folder = None if folder.exists() else folder
-        super().create_log_folder()
+        super().create_log_folder()  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def _leaving_nothing_empty(self) -> Iterator[None]:
-        """If the run fails, remove its folder unless there is something to look at in it."""
+    def _removing_an_empty_folder(self) -> Iterator[None]:
+        """Remove the folder of a run that fails unless there is something to look at in it."""
         try:
             yield
         except BaseException:
@@ -80,12 +80,12 @@ class ExperimentManager(ZooManager):
             raise
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
-        with self._leaving_nothing_empty():
+        with self._removing_an_empty_folder():
             return self._setup_experiment()
 
     def _setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         result = super().setup_experiment()
-        # whether the dataset is there and fits is known before training begins
+        # a dataset that is missing or does not fit is noticed before training begins
         location = self._hyperparams.get("offline_dataset")
         if result is None and isinstance(location, str):
             self._hyperparams["offline_dataset"] = OfflineDataset.load(location)  # once for all trials
@@ -100,15 +100,15 @@ class ExperimentManager(ZooManager):
                     "that environment (-params \"offline_dataset:'...'\")."
                 ) from error
         if result is not None and self.continue_training:
-            self._say_what_goes_on(result[0])
+            self._print_continuation(result[0])
         return result
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         self._not_from_configuration = [name for name in ("policy", "policy_kwargs") if name in hyperparams]
         return super()._load_pretrained_agent(hyperparams, env)
 
-    def _say_what_goes_on(self, model: Any) -> None:
-        """What ``-i`` took besides the model itself, and what it left out."""
+    def _print_continuation(self, model: Any) -> None:
+        """Print the files and settings that ``-i`` attached to the model, and the others, which it skipped."""
         folder, attached, skipped = Path(self.trained_agent).parent, [], []
         if self._hyperparams:
             attached.append(f"of the configuration: {', '.join(sorted(self._hyperparams))}")
@@ -139,18 +139,18 @@ class ExperimentManager(ZooManager):
 
     def learn(self, model: BaseAlgorithm) -> None:
         ExperimentManager.training = True
-        names = [one.__name__ for one in rl_zoo3.ALGOS.values()]
+        names = [algorithm.__name__ for algorithm in rl_zoo3.ALGOS.values()]
         if self.tensorboard_log and self.algo in registry.ALGORITHMS and names.count(type(model).__name__) > 1:
-            # `flow_ppo`: in one folder with the zoo's `ppo` nobody could tell whose run PPO_1 is
+            # `flow_ppo`: in a folder shared with the zoo's `ppo` nobody could tell whose run PPO_1 is
             model.set_logger(configure_logger(self.verbose, self.tensorboard_log, self.algo))
-        with self._leaving_nothing_empty():
+        with self._removing_an_empty_folder():
             super().learn(model)
 
     def objective(self, trial: optuna.Trial) -> float:
         if not self.offline_steps:
             return super().objective(trial)
         # The zoo spreads the evaluations of a trial over its environment steps. Callbacks count gradient steps of the offline
-        # phase too: n_timesteps / n_evaluations is made to be the distance between two evaluations over both.
+        # phase too: n_timesteps / n_evaluations becomes the distance between two evaluations over both.
         manager = copy.copy(self)
         manager.n_timesteps = max(1, self.n_timesteps)
         distance = max(1, (self.offline_steps + manager.n_timesteps) // self.n_evaluations)
@@ -166,7 +166,7 @@ class ExperimentManager(ZooManager):
 
 
 def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEnv:
-    """In the collector process, which is new: it has registered nothing."""
+    """Make the environments in the collector process, which is new and has registered nothing."""
     register()
     for package in manager.args.gym_packages:
         importlib.import_module(package)

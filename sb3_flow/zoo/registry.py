@@ -21,6 +21,8 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def config_file(algo: str) -> Path:
     """
+    Find the configuration of an algorithm.
+
     :param algo: a key of ``ALGORITHMS``
     :return: the configuration that is used without ``--conf-file``: ``zoo_configs/<algo>.yml`` of the repository
     """
@@ -29,7 +31,7 @@ def config_file(algo: str) -> Path:
 
 def check_device(device: th.device | str) -> None:
     """
-    SB3 takes the CPU without a word if there is no GPU; somebody who asks for one wants to know.
+    Refuse a GPU that is not there. SB3 takes the CPU without a word; somebody who asks for a GPU wants to know.
 
     :param device: as given by the user
     :raises ValueError: if it is a GPU that torch does not see

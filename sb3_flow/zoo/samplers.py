@@ -1,8 +1,8 @@
 """
-What ``-optimize`` tries: a sampler for each algorithm, and its counterpart that rebuilds hyperparameters from a trial
-(``--storage ... --trial-id``). They build on rl-zoo3's own.
+Hyperparameters that ``-optimize`` tries: a sampler for each algorithm, and its counterpart that rebuilds hyperparameters from
+a trial (``--storage ... --trial-id``). They build on rl-zoo3's samplers.
 
-What is not listed stays as the configuration says, except ``policy_kwargs``, which the zoo replaces as a whole.
+Other hyperparameters stay as the configuration says, except ``policy_kwargs``, which the zoo replaces as a whole.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import optuna
 from rl_zoo3 import hyperparams_opt as zoo
 
 Params = dict[str, Any]
-Sampler = Callable[[optuna.Trial, int, int, dict], Params]
+Sampler = Callable[[optuna.Trial, int, int, dict[str, Any]], Params]
 
 
 def _off_policy(trial: optuna.Trial) -> Params:
@@ -26,9 +26,10 @@ def _off_policy(trial: optuna.Trial) -> Params:
     }
 
 
-def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
+def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
     """
-    Sampler for RQL. ``alpha`` matters most; its range and that of ``expectile`` contain all published values.
+    Sample hyperparameters of RQL. ``alpha`` matters most; the ranges of ``alpha`` and ``expectile`` contain all published
+    values.
 
     :param trial: Optuna's trial
     :param n_actions: dimension of the actions (not used)
@@ -46,15 +47,15 @@ def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     )
 
 
-def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
-    """Sampler for FMQ: see :func:`sample_rql_params`."""
+def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of FMQ: see :func:`sample_rql_params`."""
     params = {
         **_off_policy(trial),
         "n_candidates": trial.suggest_categorical("n_candidates", [4, 8, 32]),
         "beta": trial.suggest_float("beta", 0.0, 1.0),
         "radius": trial.suggest_categorical("radius", ["released", "published"]),
     }
-    if params["radius"] == "published":  # the released one does without
+    if params["radius"] == "published":  # the released radius has no eta
         params["eta"] = trial.suggest_float("eta", 0.05, 1.0, log=True)
     return convert_fmq_params(params)
 
@@ -62,8 +63,8 @@ def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
 convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params
 
 
-def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
-    """Sampler for PPO, what the zoo tries and the choices of ours: see :func:`sample_rql_params`."""
+def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of PPO, the zoo's and our own: see :func:`sample_rql_params`."""
     return _clip_higher(
         {
             **zoo.sample_ppo_params(trial, n_actions, n_envs, additional_args),
@@ -73,8 +74,8 @@ def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, add
     )
 
 
-def sample_async_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
-    """Sampler for AsyncPPO: see :func:`sample_rql_params`."""
+def sample_async_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of AsyncPPO: see :func:`sample_rql_params`."""
     return {
         **sample_flow_ppo_params(trial, n_actions, n_envs, additional_args),
         "policy_loss": trial.suggest_categorical("policy_loss", ["clip", "decoupled"]),
@@ -99,14 +100,14 @@ def _group(trial: optuna.Trial, n_envs: int) -> Params:
     }
 
 
-def sample_grpo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
-    """Sampler for GRPO. ``n_steps`` is the longest episode and no matter of taste: see :func:`sample_rql_params`."""
+def sample_grpo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of GRPO. ``n_steps``, the longest episode, is no choice: see :func:`sample_rql_params`."""
     aggregation = trial.suggest_categorical("aggregation", ["step", "episode", "constant"])
     return convert_group_params({**_group(trial, n_envs), "aggregation": aggregation})
 
 
-def sample_gspo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: dict) -> Params:
-    """Sampler for GSPO: see :func:`sample_grpo_params`."""
+def sample_gspo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of GSPO: see :func:`sample_grpo_params`."""
     credit = trial.suggest_categorical("credit", ["outcome", "return_to_go"])
     return convert_group_params({**_group(trial, n_envs), "credit": credit})
 
@@ -120,14 +121,16 @@ def _clip_higher(params: Params) -> Params:
 
 def convert_on_policy_params(sampled_params: Params) -> Params:
     """
-    :param sampled_params: what a trial recorded
+    Turn a trial's record into hyperparameters of PPO.
+
+    :param sampled_params: a trial's record
     :return: hyperparameters
     """
     return _clip_higher(zoo.convert_onpolicy_params(sampled_params))
 
 
 def convert_group_params(sampled_params: Params) -> Params:
-    """:func:`convert_on_policy_params` without the GAE parameter, which has no effect here."""
+    """As :func:`convert_on_policy_params`, without the GAE parameter, which has no effect here."""
     params = convert_on_policy_params({"one_minus_gae_lambda": 0.0, **sampled_params})
     del params["gae_lambda"]
     return params

@@ -18,7 +18,7 @@ from sb3_flow.zoo.registry import ALGORITHMS, check_device
 
 @contextmanager
 def for_viewing() -> Iterator[None]:
-    """While it lasts, our algorithms are loaded without room for a million steps, and for any number of environments."""
+    """Load our algorithms meanwhile without room for a million steps, and for any number of environments."""
     shown = {name: SimpleNamespace(load=_loader(algorithm)) for name, algorithm in ALGORITHMS.items()}
     rl_zoo3.ALGOS.update(shown)  # type: ignore[arg-type]
     try:
@@ -31,7 +31,7 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
     def load(path: str, env: Any = None, device: str = "auto", **kwargs: Any) -> BaseAlgorithm:
         check_device(device)
         if issubclass(algorithm, OfflineToOnlineAlgorithm):
-            # a HerReplayBuffer is all that needs the environment
+            # only a HerReplayBuffer needs the environment
             return algorithm.load(path, env=env, device=device, **{"buffer_size": 1, "optimize_memory_usage": False, **kwargs})
         return algorithm.load(path, device=device, **kwargs)  # GRPO's groups need not fit the number of environments
 
@@ -40,11 +40,11 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
 
 def latest_with_model(arguments: list[str]) -> list[str]:
     """
-    Show the latest run that has a model. The zoo takes the latest folder, which may be that of a run that was killed or goes
+    Show the latest run that has a model. The zoo takes the latest folder, which may belong to a run that was killed or goes
     on.
 
     :param arguments: of ``enjoy`` or ``record_video``
-    :return: ``--exp-id`` where the latest folder has no model, unless they decide
+    :return: ``--exp-id`` and its number where the latest folder has no model, unless the arguments choose a run
     """
     parser = argparse.ArgumentParser(add_help=False)
     for flags, default in ((("--algo",), "ppo"), (("--env",), ""), (("-f", "--folder"), ""), (("--exp-id",), "0")):
@@ -66,11 +66,11 @@ def latest_with_model(arguments: list[str]) -> list[str]:
     return ["--exp-id", str(number)]
 
 
-def no_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:
+def refuse_missing_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:
     """
-    In place of the zoo's download of a model that is not found: the hub of SB3 has none of ours.
+    Refuse, in place of the zoo's download of a model that is not found: the hub of SB3 has no model of ours.
 
-    :raises FileNotFoundError: saying what to do
+    :raises FileNotFoundError: with the flag to use
     """
     raise FileNotFoundError(
         f"there is no model of {algo} for {env_name} in the folder {folder}: name the folder that it was trained into, "

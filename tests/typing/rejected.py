@@ -1,0 +1,52 @@
+"""Mistakes that a type checker must find, each in a line that is marked; ``tests/test_typing.py`` runs mypy on this file."""
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_flow import FMQ, GRPO, PPO, RQL, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
+from sb3_flow.common.checkpoints import latest_checkpoint
+from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.data.generate import generate
+from sb3_flow.envs import EnvPoolVecEnv, RobomimicTask
+from sb3_flow.kernels import compute_gae
+from sb3_flow.plotting import FlowVisualisationCallback, importance_ratios, learning_curves
+
+env = make_vec_env("Pendulum-v1")
+rows = np.zeros((4, 2), np.float32)
+dataset = OfflineDataset.from_arrays(rows, rows, rows[:, 0], observation_spaces=env.observation_space, action_space=3)  # wrong
+OfflineDataset.load(4)  # wrong
+OfflineDataset.load("npz:folder", mmap=True)  # wrong
+dataset.save()  # wrong
+number: int = dataset.summary()  # wrong
+dataset.fit_vec_normalize(env)  # wrong
+generate("cube-single-play", episodes="100")  # wrong
+
+RQL("MlpPolicy")  # wrong
+RQL("MlpPolicy", env, alfa=0.3)  # wrong
+RQL("MlpPolicy", env, batch_size="256")  # wrong
+FMQ("MlpPolicy", env, n_candidate=16)  # wrong
+model = RQL("MlpPolicy", env)
+model.learn()  # wrong
+model.learn_offline(dataset)  # wrong
+model.learn_offline(rows, 1000)  # wrong
+model.set_acting_mode(3)  # wrong
+model.predict(observations=rows)  # wrong
+
+PPO("MlpPolicy", env, n_step=128)  # wrong
+PPO("MlpPolicy", env, clip_range="0.2")  # wrong
+GRPO("MlpPolicy", env, group_size=None)  # wrong
+MaskablePPO("MlpPolicy", env, use_sde=True)  # wrong
+RecurrentPPO("MlpLstmPolicy", env, lstm_hidden_size=64)  # wrong
+GroupedStart(gym.make("CartPole-v1"), number=1)  # wrong
+EnvPoolVecEnv("CartPole-v1", num_envs="8")  # wrong
+RobomimicTask("can.hdf5", render_mode="human")  # wrong
+
+compute_gae(rows, rows, 0.0)  # wrong
+learning_curves("runs", quantity="reward")  # wrong
+learning_curves("runs", source="tensorboard")  # wrong
+learning_curves("runs").save("curves.png")  # wrong
+importance_ratios(model, clip="0.2")  # wrong
+FlowVisualisationCallback(plot_freq="often")  # wrong
+print(bootstrap_interval([1.0, 2.0]).mean)  # wrong
+print(latest_checkpoint("checkpoints").name)  # wrong
