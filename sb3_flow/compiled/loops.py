@@ -45,7 +45,7 @@ def inlined(**options: Any) -> Callable[[Function], Function]:
     import numba
 
     # Python's check for division by zero would keep loops from vectorising
-    return numba.njit(**{"error_model": "numpy", **options})  # type: ignore[no-any-return]
+    return numba.njit(**{"error_model": "numpy", **options})
 
 
 def _in_python(function: Function) -> Function:

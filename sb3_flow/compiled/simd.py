@@ -1,12 +1,16 @@
 """Pieces of vector code in LLVM's language that several compiled rooms share."""
 
-from llvmlite import binding, ir
+from typing import Any
 
+from llvmlite import binding, ir
+from numba.extending import intrinsic as numba_intrinsic
+
+intrinsic: Any = numba_intrinsic  # the signature of an operation names the compiler's argument, too
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 """Whether a register holds 16 numbers; else 8."""
 
 
-def broadcast(builder, value, count):  # type: ignore[no-untyped-def]
+def broadcast(builder, value, count):
     """:return: a vector of so many lanes, all of them this value"""
     lanes = ir.VectorType(value.type, count)
     first = builder.insert_element(lanes(ir.Undefined), value, ir.IntType(32)(0))

@@ -17,11 +17,11 @@ def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregati
     :return: of each sample the candidate with the largest value, shape ``(B, A)``
     """
     best = aggregate_q(q_values, aggregation).argmax(dim=1)
-    return _take(candidates, best.unsqueeze(1)).squeeze(1)
+    return _select(candidates, best.unsqueeze(1)).squeeze(1)
 
 
-def _take(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
-    """:return: of each sample the candidates at ``(B, m)`` indices; by an operator that exporters know"""
+def _select(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
+    """Select the candidates of each sample at ``(B, m)`` indices, by an operator that exporters know."""
     return candidates.gather(1, indices.unsqueeze(-1).expand(-1, -1, candidates.shape[-1]))
 
 
@@ -79,7 +79,7 @@ def beam_search(
     def keep_best(children: th.Tensor) -> th.Tensor:
         scores = aggregate_q(critic(children), aggregation)
         best = scores.topk(beam_width, dim=1).indices
-        return _take(children, best)
+        return _select(children, best)
 
     def guide(particles: th.Tensor) -> th.Tensor:
         if eta == 0.0:

@@ -74,8 +74,8 @@ def row_keys(rows: Array, odd: Array, seed: int) -> Array:
     # by arithmetic, which can be traced, unlike looking at the bits: a mantissa of 24 bits and its exponent
     mantissas, exponents = _library(rows).frexp(rows)
     whole = mantissas * 2.0**24
-    words = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
-    return mix((words * odd).sum(1) + _mixed_seed(seed))
+    integers = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
+    return mix((integers * odd).sum(1) + _mixed_seed(seed))
 
 
 def _mixed_seed(seed: int) -> int:

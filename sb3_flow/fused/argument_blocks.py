@@ -2,7 +2,8 @@
 What Python hands to the kernels of :mod:`sb3_flow.fused.rowwise`, declared here once, by name and type.
 
 An argument block is a row of 64-bit integers: a counter that starts at 0, a head, a part for each layer and, for some kernels,
-an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`places` of the same class.
+an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`entry_places` of the part's
+class.
 Activations have shape ``(K, B, size)`` for K members and B rows, shares ``(parts, K, blocks, size)``. Distances count numbers.
 """
 
@@ -25,7 +26,7 @@ LAYER_NORM_EPS = 1e-6
 Part = TypeVar("Part", bound=tuple[int, ...])
 
 
-def places(part: type[Part], start: int = 0) -> Part:
+def entry_places(part: type[Part], start: int = 0) -> Part:
     """
     :param part: one of the classes below
     :param start: where the part begins

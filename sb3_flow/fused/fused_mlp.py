@@ -96,7 +96,7 @@ class FusedMLP:
         if not th.is_grad_enabled():
             return _Forward(*read(self.layers), self.layers, _rows("inputs", inputs))(inputs)
         parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
-        return _FusedMLP.apply(self, inputs, *parameters)  # type: ignore[no-any-return]
+        return _FusedMLPFunction.apply(self, inputs, *parameters)
 
     def bind(self, features: th.Tensor) -> "_Forward":
         """
@@ -207,7 +207,7 @@ class _Forward:
         return x
 
 
-class _FusedMLP(th.autograd.Function):
+class _FusedMLPFunction(th.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: FusedMLP, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
         learns = any(ctx.needs_input_grad[2:])
@@ -215,10 +215,10 @@ class _FusedMLP(th.autograd.Function):
         ctx.pass_ = _Forward(*read(network.layers), network.layers, batch, keeps_z=True, keeps_out=learns)
         ctx.save_for_backward(inputs, *parameters)
         ctx.parts, ctx.learns = [2 if layer.scale is None else 4 for layer in network.layers], learns
-        return ctx.pass_(inputs)  # type: ignore[no-any-return]
+        return ctx.pass_(inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:
         inputs, *parameters = ctx.saved_tensors
         rest = iter(parameters)
         layers = [Layer(*(next(rest) for _ in range(parts))) for parts in ctx.parts]

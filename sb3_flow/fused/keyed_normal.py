@@ -11,13 +11,13 @@ LOW = np.uint64(2**32 - 1)
 
 
 @inlined()
-def _mix(x):  # type: ignore[no-untyped-def]
+def _mix(x):
     x = (x ^ (x >> np.uint64(30))) * FIRST
     x = (x ^ (x >> np.uint64(27))) * SECOND
     return x ^ (x >> np.uint64(31))
 
 
-def _fill(rows, odd, seed, first, out):  # type: ignore[no-untyped-def]
+def _fill(rows, odd, seed, first, out):
     """
     :param rows: float32, shape ``(B, n_numbers)``
     :param odd: int64, shape ``(n_numbers,)``

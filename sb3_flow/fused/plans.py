@@ -16,11 +16,49 @@ from sb3_flow.fused.argument_blocks import (
     GradientsHead,
     GradientsLayer,
     Integration,
+    Part,
+    entry_places,
 )
 from sb3_flow.fused.launch import Launch, Memory, kernels
 
 PLANS = 512
 """Plans that are kept."""
+
+
+class LayerAddresses(NamedTuple):
+    """Parameters of a layer; nothing for a scale or a shift that is not there."""
+
+    weight: Address
+    bias: Address
+    scale: Address
+    shift: Address
+
+
+class HiddenAddresses(NamedTuple):
+    """Arrays that the forward pass leaves of a hidden layer."""
+
+    product: Address
+    output: Address
+    statistics: Address
+
+
+class ResultAddresses(NamedTuple):
+    """Gradients of the parameters of a layer."""
+
+    of_weight: Address
+    of_others: Address
+
+
+def of_layer(part: type[Part], first: int, layer: int) -> Part:
+    """
+    Number the addresses of a layer in the list of addresses that a call gives.
+
+    :param part: one of the classes above
+    :param first: number of the first layer's first address
+    :param layer: number of the layer
+    :return: the numbers of the layer's addresses, under their names
+    """
+    return entry_places(part, first + layer * len(part.__annotations__))
 
 
 class Shape(NamedTuple):
@@ -38,14 +76,15 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Addresses of parameters: weight, bias, scale and shift of each layer, nothing for those that are not there."""
-        return 4 * len(self.normed)
+        """Number of addresses of parameters."""
+        return len(LayerAddresses._fields) * len(self.normed)
 
 
 class ForwardPlan:
     """
-    Of a forward pass. A call gives these addresses: nothing, the inputs, the result, what the first layer's product is added
-    to instead of the bias, the parameters, the arrays of ``memory``, and x, time and step if it integrates.
+    The argument blocks of a forward pass. A call gives these addresses: nothing, the inputs, the result, the start
+    that the first layer's product is added to instead of the bias, the parameters, the arrays of ``memory``, and x, time and
+    step if the plan integrates.
 
     :param shape: of the network
     :param batch: rows of the inputs
@@ -88,26 +127,27 @@ class ForwardPlan:
         head = ForwardHead(members=members, batch=batch, block=rows, layers=len(shape.normed))
         layers, x, x_member = [], self.INPUT, 0
         for i, (of_member, of_row, of_column) in enumerate(shape.distances):
-            size, parameters, from_bias = columns[i + 1], self.PARAMETERS + 4 * i, i > 0 or not started
+            size, from_bias = columns[i + 1], i > 0 or not started
+            parameters = of_layer(LayerAddresses, self.PARAMETERS, i)
             z, out, statistics = self.RESULT, NOTHING, NOTHING
             if i < len(widths):
-                z, out, statistics = (Address(first + one) for one in self.hidden[i])
+                z, out, statistics = (Address(first + array) for array in self.hidden[i])
             part = ForwardLayer(
                 input=x,
                 input_member=x_member,
                 depth=columns[i],
-                weights=Address(parameters),
+                weights=parameters.weight,
                 weights_member=of_member,
                 weights_row=of_row,
                 weights_column=of_column,
-                start=Address(parameters + 1) if from_bias else self.START,
+                start=parameters.bias if from_bias else self.START,
                 start_member=size if from_bias else 0,
                 start_row=0 if from_bias else size,
                 size=size,
                 product=z,
                 output=out,
-                scale=Address(parameters + 2) if shape.normed[i] else NOTHING,
-                shift=Address(parameters + 3) if shape.normed[i] else NOTHING,
+                scale=parameters.scale if shape.normed[i] else NOTHING,
+                shift=parameters.shift if shape.normed[i] else NOTHING,
                 statistics=statistics,
             )
             layers.append(part)
@@ -128,24 +168,22 @@ class ForwardPlan:
 
 class BackwardPlan:
     """
-    Of a backward pass. A call gives these addresses: nothing, zeros, the gradient of the result, that of the inputs, the
-    inputs, the parameters, product, output and statistics of each hidden layer (three each), the arrays of ``memory``, and of
-    each layer the gradient of the weight and those of the others.
+    The argument blocks of a backward pass. A call gives these addresses: nothing, zeros, the gradient of the result, the
+    gradient of the inputs, the inputs, the parameters, ``HiddenAddresses`` of each hidden layer, the arrays of ``memory``, and
+    ``ResultAddresses`` of each layer.
 
     :param shape: of the network
     :param batch: rows of the inputs
     :param of_inputs: work out the gradient of the inputs
-    :param learns: work out those of the parameters
+    :param learns: work out the gradients of the parameters
     """
 
     ZEROS, GRAD, TO_INPUTS, INPUT, PARAMETERS = Address(1), Address(2), Address(3), Address(4), 5
 
     def __init__(self, shape: Shape, batch: int, of_inputs: bool, learns: bool) -> None:
         members, columns, n_layers = shape.members, shape.columns, len(shape.normed)
-        widths, lowest = (
-            columns[:-1],
-            0 if of_inputs else 1,
-        )  # columns of the layers' inputs; layer whose input needs a gradient
+        widths = columns[:-1]  # of the layers' inputs
+        lowest = 0 if of_inputs else 1  # layer whose input needs a gradient
         rows = kernels().block_rows(members)
         blocks = -(-batch // rows)
 
@@ -163,25 +201,25 @@ class BackwardPlan:
         self.memory = Memory(sizes)
 
         hidden = self.PARAMETERS + shape.parameters
-        arrays = hidden + 3 * (n_layers - 1)
+        arrays = hidden + len(HiddenAddresses._fields) * (n_layers - 1)
         results = arrays + len(sizes)
         grads = [self.TO_INPUTS, *(Address(arrays + number[key]) for key in keys[1:])]
         backward, above = [], self.GRAD
         for i in reversed(range(lowest, n_layers)):
             of_member, of_row, of_column = shape.distances[i]
-            z, below = Address(hidden + 3 * (i - 1)), self.PARAMETERS + 4 * (i - 1)
+            below = of_layer(HiddenAddresses, hidden, i - 1)
             part = BackwardLayer(
                 grad=above,
                 size=columns[i + 1],
-                weights=Address(self.PARAMETERS + 4 * i),
+                weights=of_layer(LayerAddresses, self.PARAMETERS, i).weight,
                 weights_member=of_member,
                 weights_row=of_column,
                 weights_column=of_row,
                 grad_below=grads[i],
                 size_below=widths[i],
-                product_below=z if i else NOTHING,
-                scale_below=Address(below + 2) if i and shape.normed[i - 1] else NOTHING,
-                statistics_below=Address(z + 2) if i else NOTHING,
+                product_below=below.product if i else NOTHING,
+                scale_below=of_layer(LayerAddresses, self.PARAMETERS, i - 1).scale if i and shape.normed[i - 1] else NOTHING,
+                statistics_below=below.statistics if i else NOTHING,
                 shares=Address(arrays + number["shares", i, 0]) if i else NOTHING,
             )
             backward.append(part)
@@ -196,11 +234,11 @@ class BackwardPlan:
         gradients = []
         for i in range(n_layers):
             size, is_last = columns[i + 1], i == n_layers - 1
-            x, x_member = (Address(hidden + 3 * (i - 1) + 1), batch * widths[i]) if i else (self.INPUT, 0)
+            x, x_member = (of_layer(HiddenAddresses, hidden, i - 1).output, batch * widths[i]) if i else (self.INPUT, 0)
             of_product, product_member = self.GRAD if is_last else grads[i + 1], batch * size
             by_input = shape.is_batched  # rows are inputs; otherwise outputs, as nn.Linear has it
             part_of_gradients = GradientsLayer(
-                of_weights=Address(results + 2 * i),
+                of_weights=of_layer(ResultAddresses, results, i).of_weight,
                 rows=widths[i] if by_input else size,
                 columns=size if by_input else widths[i],
                 left=x if by_input else of_product,
@@ -211,7 +249,7 @@ class BackwardPlan:
                 share_rows=members if is_last else shape.parts(i) * members,
                 share_blocks=batch if is_last else blocks,
                 share_size=size,
-                of_others=Address(results + 2 * i + 1),
+                of_others=of_layer(ResultAddresses, results, i).of_others,
             )
             gradients.append(part_of_gradients)
         of_parameters = GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)

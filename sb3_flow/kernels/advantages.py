@@ -224,7 +224,7 @@ def _check_entries(name: str, given: Any, expected: int | None) -> None:
 
 
 @Loop
-def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
+def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):
     if not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False
     n_envs = last_values.size
@@ -254,7 +254,7 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
 
 
 @compiled(fastmath=False)
-def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):  # type: ignore[no-untyped-def]
+def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):
     # The order of operations, and no fused ones, are what makes it equal to SB3
     n_envs = last_values.size
     r, v, starts, a, ret = rewards.ravel(), values.ravel(), episode_starts.ravel(), advantages.ravel(), returns.ravel()

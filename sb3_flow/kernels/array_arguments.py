@@ -90,17 +90,17 @@ def whole(name: str, given: Any, low: int, high: int = 2**53) -> int:
     return int(value)
 
 
-def check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
+def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
     """
-    Check a name.
+    Refuse arguments that are not among the choices.
 
-    :param name: the argument's name
-    :param given: the argument
-    :param choices: what it may be
-    :raises ValueError: if ``given`` is not one of the choices
+    :param choices: the allowed values
+    :param arguments: values by argument name
+    :raises ValueError: if a value is not among the choices
     """
-    if not isinstance(given, str) or given not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
+    for name, given in arguments.items():
+        if isinstance(given, NDARRAY) or given not in choices:  # an array is compared entry by entry
+            raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
 
 
 def check_unmasked(name: str, array: Any) -> None:

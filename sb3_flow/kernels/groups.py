@@ -126,7 +126,7 @@ def compute_group_returns_to_go(
         finite, or an option is unknown
     """
     ddof, eps = _check_options(baseline, scale, ddof, eps)
-    check_choice("few_peers", few_peers, FEW_PEERS)
+    check_choice(FEW_PEERS, few_peers=few_peers)
     rewards, alive = _check_groups(rewards, alive)
     if values is not None:
         values = float_array("values", values, rewards.shape, rewards.dtype)
@@ -163,8 +163,8 @@ def compute_process_advantages(
 
 
 def _check_options(baseline: str, scale: str, ddof: int, eps: float) -> tuple[int, float]:
-    check_choice("baseline", baseline, BASELINES)
-    check_choice("scale", scale, SCALES)
+    check_choice(BASELINES, baseline=baseline)
+    check_choice(SCALES, scale=scale)
     if number("ddof", ddof) not in (0, 1):
         raise ValueError(f"`ddof` must be 0 or 1, but {ddof} was given.")
     if number("eps", eps) != 0:

@@ -3,10 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 from sb3_flow.kernels.array_arguments import check_positive, check_shape, finite_result, numbers
-
-MAX_LOG_RATIO = 20.0
-"""Ratios are at most e^20: far beyond every clip range, and products with advantages stay finite."""
 
 
 def compute_gspo_importance_ratios(new_log_probs: ArrayLike, old_log_probs: ArrayLike, lengths: ArrayLike) -> np.ndarray:

@@ -33,7 +33,7 @@ else:
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def all_finite(x):  # type: ignore[no-untyped-def]
+def all_finite(x):
     """:return: whether no entry of a flat array is NaN or infinite"""
     zero = x.dtype.type(0)
     total = zero

@@ -168,7 +168,7 @@ def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float)
 
 
 @compiled()
-def _moving_average(x, alpha, out):  # type: ignore[no-untyped-def]
+def _moving_average(x, alpha, out):
     average = 0.0
     for i in range(x.size):
         average = alpha * x[i] + (1.0 - alpha) * average if i else np.float64(x[i])

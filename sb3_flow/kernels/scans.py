@@ -9,27 +9,25 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sb3_flow.compiled import compiled
+from sb3_flow.compiled.simd import intrinsic
 
 BLOCK = 8
 """Entries of one vector operation."""
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
-
-def _vectors(context, kind):  # type: ignore[no-untyped-def]
+def _vectors(context, kind):
     """:return: type of a block of an array's entries; functions that load and store one at data[index:index + 8]"""
     block, align = ir.VectorType(context.get_value_type(kind.dtype), BLOCK), kind.dtype.bitwidth // 8
 
-    def place(builder, data, index):  # type: ignore[no-untyped-def]
+    def place(builder, data, index):
         return builder.bitcast(builder.gep(data, [index]), block.as_pointer())
 
-    def load(builder, data, index):  # type: ignore[no-untyped-def]
+    def load(builder, data, index):
         return builder.load(place(builder, data, index), align=align)
 
-    def store(builder, value, data, index):  # type: ignore[no-untyped-def]
+    def store(builder, value, data, index):
         builder.store(value, place(builder, data, index), align=align)
 
     return block, load, store
@@ -42,8 +40,8 @@ def _add_product(fused: bool) -> Any:
     """
     flags = ("contract",) if fused else ()
 
-    def operation(typingctx, d, c, i, j):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, d, c, i, j):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             _, load, store = _vectors(context, kind)
             x, factors = (context.make_array(kind)(context, builder, value=array).data for array in args[:2])
@@ -53,7 +51,7 @@ def _add_product(fused: bool) -> Any:
 
         return types.none(d, c, types.intp, types.intp), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 def _scan(lag: int) -> Any:
@@ -63,15 +61,15 @@ def _scan(lag: int) -> Any:
         only one operation per block waits for the block after it.
     """
 
-    def operation(typingctx, d, c, start, count):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, d, c, start, count):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             block, load, store = _vectors(context, kind)
             x, factors = (context.make_array(kind)(context, builder, value=array).data for array in args[:2])
             lanes = ir.VectorType(ir.IntType(32), BLOCK)
             zeros, ones = block([0.0] * BLOCK), block([1.0] * BLOCK)
 
-            def add_product(a, b, c):  # type: ignore[no-untyped-def]
+            def add_product(a, b, c):
                 return builder.fadd(a, builder.fmul(b, c, flags=("contract",)), flags=("contract",))
 
             carry = cgutils.alloca_once(builder, block)
@@ -94,7 +92,7 @@ def _scan(lag: int) -> Any:
 
         return types.none(d, c, types.intp, types.intp), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 _add_block, _add_block_in_order = _add_product(True), _add_product(False)
@@ -102,7 +100,7 @@ _scan_1, _scan_2, _scan_4, _scan_8 = _scan(1), _scan(2), _scan(4), _scan(8)
 
 
 @compiled()
-def solve(d, c, lag):  # type: ignore[no-untyped-def]
+def solve(d, c, lag):
     """
     x_i = d_i + c_i x_{i + lag}
 
@@ -130,7 +128,7 @@ def solve(d, c, lag):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=False)
-def solve_in_order(d, c, lag):  # type: ignore[no-untyped-def]
+def solve_in_order(d, c, lag):
     """As :func:`solve`, one multiplication and one addition per entry, each rounded; the end of c is not read."""
     if lag == 1:
         following = d[d.size - 1]  # in a register, not read back

@@ -122,7 +122,7 @@ def explain(
 
 
 @compiled()
-def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):  # type: ignore[no-untyped-def]
+def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
     """:return: whether all arrays have the shape of the rewards, and there is something to do"""
     fit = rewards.size > 0 and values.shape == rewards.shape and last_values.size == rewards.shape[1]
     fit = fit and terminated.shape == rewards.shape
@@ -132,7 +132,7 @@ def shapes_fit(rewards, values, last_values, terminated, truncated, final_values
 
 
 @compiled()
-def td_errors(rewards, values, last_values, terminated, truncated, final_values, gamma, start, out):  # type: ignore[no-untyped-def]
+def td_errors(rewards, values, last_values, terminated, truncated, final_values, gamma, start, out):
     """
     r_t + gamma (1 - term_t) V'_t - V_t, where V'_t is V_{t+1}, or V(final observation) where truncated.
 
@@ -165,7 +165,7 @@ def td_errors(rewards, values, last_values, terminated, truncated, final_values,
 
 
 @compiled()
-def continuations(terminated, truncated, factor, start, out):  # type: ignore[no-untyped-def]
+def continuations(terminated, truncated, factor, start, out):
     """
     factor (1 - term_t) (1 - trunc_t)
 

@@ -92,7 +92,7 @@ def compute_vtrace(
 
 
 @Loop
-def _vtrace(  # type: ignore[no-untyped-def]
+def _vtrace(
     ratios,
     rewards,
     values,

@@ -12,7 +12,7 @@ import torch as th
 from torch.distributions import Bernoulli, Categorical, Distribution, kl_divergence
 from torch.nn import functional as F
 
-from sb3_flow.losses.tensors import MAX_LOG_RATIO
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 
 
 def exact_kl(p: Distribution | Sequence[Distribution], q: Distribution | Sequence[Distribution]) -> th.Tensor:

@@ -20,7 +20,7 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 @compiled()
-def normalise_logits(x, at, c, size):  # type: ignore[no-untyped-def]
+def normalise_logits(x, at, c, size):
     """Subtract the logarithm of the sum of the exponentials from ``size`` features of row c."""
     at += c
     end = at + size * STRIDE
@@ -36,18 +36,18 @@ def normalise_logits(x, at, c, size):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def softplus(x):  # type: ignore[no-untyped-def]
+def softplus(x):
     """:return: log(1 + exp(x)) of a number"""
     return (_ZERO if x < _ZERO else x) + np.log1p(np.exp(-abs(x)))
 
 
 @compiled()
-def _sigmoid(x):  # type: ignore[no-untyped-def]
+def _sigmoid(x):
     return _ONE / (_ONE + np.exp(-x))
 
 
 @compiled()
-def categorical_scores(components, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):  # type: ignore[no-untyped-def]
+def categorical_scores(components, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):
     """
     :param components: choices of each part of the action
     :param x: workspace, with the logits at ``at`` and places of as many features at ``score_at`` and ``extra_at``
@@ -105,7 +105,7 @@ def categorical_scores(components, x, at, count, score_at, extra_at, actions, or
 
 
 @compiled()
-def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):  # type: ignore[no-untyped-def]
+def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):
     """As :func:`categorical_scores`, of n independent binary numbers."""
     outlined()
     real = x.dtype.type
@@ -132,7 +132,7 @@ def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first,
 
 
 @compiled()
-def gaussian_scores(  # type: ignore[no-untyped-def]
+def gaussian_scores(
     n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs, log_std, reference_log_std, grad
 ):
     """
@@ -176,7 +176,7 @@ def gaussian_scores(  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def act(distribution, components, x, at, count, log_std, noise, first, actions, log_probs):  # type: ignore[no-untyped-def]
+def act(distribution, components, x, at, count, log_std, noise, first, actions, log_probs):
     """
     Actions and their log-probabilities.
 

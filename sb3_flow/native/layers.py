@@ -12,11 +12,11 @@ import numpy as np
 from sb3_flow.compiled import compiled
 from sb3_flow.compiled.tanh import CLAMP, P1, P3, P5, P7, P9, P11, P13, Q0, Q2, Q4, Q6
 from sb3_flow.native.matrices import LANES, STRIDE, add_inner_products, multiply, outlined
-from sb3_flow.native.network_layout import TANH
+from sb3_flow.native.network_layout import BIAS, INPUTS, OUTPUTS, TANH, WEIGHT
 
 
 @compiled()
-def aligned(size, like):  # type: ignore[no-untyped-def]
+def aligned(size, like):
     """:return: an uninitialised flat array that starts at a cache line, of the dtype of ``like``"""
     array = np.empty(size + 64 // like.itemsize, like.dtype)
     skip = (-array.ctypes.data % 64) // like.itemsize
@@ -24,25 +24,25 @@ def aligned(size, like):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def total_outputs(layers):  # type: ignore[no-untyped-def]
+def total_outputs(layers):
     """:return: features of all layers' outputs"""
     total = 0
     for i in range(len(layers)):
-        total += layers[i, 3]
+        total += layers[i, OUTPUTS]
     return total
 
 
 @compiled()
-def widest_output(layers):  # type: ignore[no-untyped-def]
+def widest_output(layers):
     """:return: the most features that a layer puts out"""
     widest = 0
     for i in range(len(layers)):
-        widest = max(widest, layers[i, 3])
+        widest = max(widest, layers[i, OUTPUTS])
     return widest
 
 
 @compiled()
-def padded(rows):  # type: ignore[no-untyped-def]
+def padded(rows):
     """:return: the next multiple of a vector's lanes"""
     return (rows + LANES - 1) // LANES * LANES
 
@@ -52,7 +52,7 @@ FEW = 12
 
 
 @compiled()
-def gather(table, rows, first, count, x):  # type: ignore[no-untyped-def]
+def gather(table, rows, first, count, x):
     """Put ``table[rows[first : first + count]]`` at the start of x, transposed; what pads a vector becomes zero."""
     for c in range(count):
         row = rows[first + c]
@@ -62,7 +62,7 @@ def gather(table, rows, first, count, x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def gather_rows(table, first, count, x):  # type: ignore[no-untyped-def]
+def gather_rows(table, first, count, x):
     """As :func:`gather`, of ``table[first : first + count]``."""
     for c in range(count):
         for f in range(table.shape[1]):
@@ -71,15 +71,15 @@ def gather_rows(table, first, count, x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _pad(x, features, count):  # type: ignore[no-untyped-def]
+def _pad(x, features, count):
     for f in range(features):
         for c in range(count, padded(count)):
             x[f * STRIDE + c] = 0
 
 
 @compiled()
-def _tanh_float32(x):  # type: ignore[no-untyped-def]
-    # A rational function that is right to a few units in the last place (see ``activations``). NaN stays NaN: it is
+def _tanh_float32(x):
+    # A rational function that is right to a few units in the last place (see ``compiled.tanh``). NaN stays NaN: it is
     # neither below nor above anything. In place, so that the loop is made of vector operations.
     low, high = x.dtype.type(-CLAMP), x.dtype.type(CLAMP)
     for i in range(x.size):
@@ -100,7 +100,7 @@ def _tanh_float32(x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _activate(x, activation):  # type: ignore[no-untyped-def]
+def _activate(x, activation):
     outlined()
     if activation != TANH:
         zero = x.dtype.type(0)
@@ -115,7 +115,7 @@ def _activate(x, activation):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _times_slope(d, y, activation):  # type: ignore[no-untyped-def]
+def _times_slope(d, y, activation):
     zero, one = y.dtype.type(0), y.dtype.type(1)
     if activation != TANH:
         for i in range(y.size):
@@ -126,7 +126,7 @@ def _times_slope(d, y, activation):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def total(x):  # type: ignore[no-untyped-def]
+def total(x):
     """:return: the sum"""
     s = x.dtype.type(0)
     for i in range(x.size):
@@ -135,7 +135,7 @@ def total(x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # type: ignore[no-untyped-def]
+def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
     """
     :param params: flat
     :param layers: of one perceptron, see ``Network``
@@ -148,7 +148,7 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # t
     """
     outlined()
     for i in range(len(layers)):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         multiply(params, weight, n_in, 1, params, bias, 1, n_out, n_in, x, inputs_at, x, outputs_at, columns)
         inputs_at = outputs_at
         outputs_at += n_out * STRIDE
@@ -159,7 +159,7 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # t
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):  # type: ignore[no-untyped-def]
+def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):
     """A linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
     outlined()
     whole, even = n_out - n_out % 4, count - count % 2
@@ -205,7 +205,7 @@ def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, c
 
 
 @compiled()
-def forward_few(params, layers, activation, x, outputs_at, observations, count):  # type: ignore[no-untyped-def]
+def forward_few(params, layers, activation, x, outputs_at, observations, count):
     """
     As :func:`forward`, of at most ``FEW`` rows.
 
@@ -225,7 +225,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
             x[c * n_out + f] = observations[c, f]
     inputs_at = 0
     for i in range(len(layers)):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, at, count)
         if i + 1 < len(layers):
             _activate(x[at : at + count * n_out], activation)
@@ -238,7 +238,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
 
 
 @compiled()
-def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d, d_at, other_at):  # type: ignore[no-untyped-def]
+def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d, d_at, other_at):
     """
     Add the gradients of the parameters to ``grad``.
 
@@ -258,7 +258,7 @@ def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d
     nothing = np.zeros(1, x.dtype)
     at = last_at
     for i in range(len(layers) - 1, -1, -1):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         at = at - n_in * STRIDE if i else inputs_at
         add_inner_products(d, d_at, n_out, x, at, n_in, columns, grad, weight)
         for f in range(n_out):

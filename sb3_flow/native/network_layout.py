@@ -9,6 +9,8 @@ from sb3_flow.kernels.array_arguments import INT64, integers, shown, whole
 
 TANH, RELU = 0, 1
 CATEGORICAL, BERNOULLI, GAUSSIAN = 0, 1, 2
+WEIGHT, BIAS, INPUTS, OUTPUTS = range(4)
+"""Columns of the tables of layers, see :class:`Network`."""
 
 
 class _Fields(NamedTuple):
@@ -57,9 +59,9 @@ class Network(_Fields):
         actor, critic = _table("actor", actor), _table("critic", critic)
         if not len(actor):
             raise ValueError("`actor` must have at least one layer, but it has none.")
-        _check_layers("actor", actor, int(actor[0, 2]), sum(parts), size)
+        _check_layers("actor", actor, int(actor[0, INPUTS]), sum(parts), size)
         if len(critic):
-            _check_layers("critic", critic, int(actor[0, 2]), 1, size)
+            _check_layers("critic", critic, int(actor[0, INPUTS]), 1, size)
         log_std = whole("log_std", log_std, -1)
         if (distribution == GAUSSIAN) != (log_std >= 0) or log_std + len(parts) > size:
             raise ValueError(

@@ -55,7 +55,7 @@ def describe_objective(
     :return: the loss that :func:`ppo_epoch` minimises
     :raises ValueError: if the loss is unknown or something is no number
     """
-    check_choice("policy_loss", policy_loss, tuple(POLICY_LOSSES))
+    check_choice(tuple(POLICY_LOSSES), policy_loss=policy_loss)
     clip_range = number("clip_range", clip_range)
     return Objective(
         policy_loss=POLICY_LOSSES[policy_loss],

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sb3_flow.kernels.array_arguments import FLOAT32, FLOAT64, NDARRAY, float_rows, integers, shown
-from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, Network
+from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network
 from sb3_flow.native.objectives import DECOUPLED, Objective
 
 
@@ -56,7 +56,7 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
     :return: the rollout; what is not needed is empty
     :raises ValueError: if something that is needed is missing or does not fit
     """
-    observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, 2])), dtype)
+    observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, INPUTS])), dtype)
     n, n_parts = len(observations), len(network.components)
     critic, with_kl = len(network.critic) > 0, objective.kl_coef > 0
     rows: tuple[int, ...] = (n,)
@@ -67,7 +67,7 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
         "returns": (rows, critic),
         "old_values": (rows, critic and objective.clip_range_vf >= 0),
         "proximal_log_probs": (rows, objective.policy_loss == DECOUPLED),
-        "reference": ((n, int(network.actor[-1, 3])), with_kl),
+        "reference": ((n, int(network.actor[-1, OUTPUTS])), with_kl),
         "reference_log_std": ((n_parts,), with_kl and network.distribution == GAUSSIAN),
     }
     found = {"observations": observations}
@@ -78,11 +78,11 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
             raise ValueError(f"`{name}` must have shape {shape}, but None was given.")
         else:
             found[name] = float_rows(name, arrays[name], shape, dtype)
-    check_choices(network, found["actions"])
+    check_actions(network, found["actions"])
     return Rollout(**found)
 
 
-def check_choices(network: Network, actions: np.ndarray) -> None:
+def check_actions(network: Network, actions: np.ndarray) -> None:
     """
     Check that actions are ones that can be chosen.
 
