@@ -49,7 +49,7 @@ class ResultAddresses(NamedTuple):
     of_others: Address
 
 
-def of_layer(part: type[Part], first: int, layer: int) -> Part:
+def layer_addresses(part: type[Part], first: int, layer: int) -> Part:
     """
     Number the addresses of a layer in the list of addresses that a call gives.
 
@@ -128,7 +128,7 @@ class ForwardPlan:
         layers, x, x_member = [], self.INPUT, 0
         for i, (of_member, of_row, of_column) in enumerate(shape.distances):
             size, from_bias = columns[i + 1], i > 0 or not started
-            parameters = of_layer(LayerAddresses, self.PARAMETERS, i)
+            parameters = layer_addresses(LayerAddresses, self.PARAMETERS, i)
             z, out, statistics = self.RESULT, NOTHING, NOTHING
             if i < len(widths):
                 z, out, statistics = (Address(first + array) for array in self.hidden[i])
@@ -207,18 +207,20 @@ class BackwardPlan:
         backward, above = [], self.GRAD
         for i in reversed(range(lowest, n_layers)):
             of_member, of_row, of_column = shape.distances[i]
-            below = of_layer(HiddenAddresses, hidden, i - 1)
+            below = layer_addresses(HiddenAddresses, hidden, i - 1)
             part = BackwardLayer(
                 grad=above,
                 size=columns[i + 1],
-                weights=of_layer(LayerAddresses, self.PARAMETERS, i).weight,
+                weights=layer_addresses(LayerAddresses, self.PARAMETERS, i).weight,
                 weights_member=of_member,
                 weights_row=of_column,
                 weights_column=of_row,
                 grad_below=grads[i],
                 size_below=widths[i],
                 product_below=below.product if i else NOTHING,
-                scale_below=of_layer(LayerAddresses, self.PARAMETERS, i - 1).scale if i and shape.normed[i - 1] else NOTHING,
+                scale_below=layer_addresses(LayerAddresses, self.PARAMETERS, i - 1).scale
+                if i and shape.normed[i - 1]
+                else NOTHING,
                 statistics_below=below.statistics if i else NOTHING,
                 shares=Address(arrays + number["shares", i, 0]) if i else NOTHING,
             )
@@ -234,11 +236,11 @@ class BackwardPlan:
         gradients = []
         for i in range(n_layers):
             size, is_last = columns[i + 1], i == n_layers - 1
-            x, x_member = (of_layer(HiddenAddresses, hidden, i - 1).output, batch * widths[i]) if i else (self.INPUT, 0)
+            x, x_member = (layer_addresses(HiddenAddresses, hidden, i - 1).output, batch * widths[i]) if i else (self.INPUT, 0)
             of_product, product_member = self.GRAD if is_last else grads[i + 1], batch * size
             by_input = shape.is_batched  # rows are inputs; otherwise outputs, as nn.Linear has it
             part_of_gradients = GradientsLayer(
-                of_weights=of_layer(ResultAddresses, results, i).of_weight,
+                of_weights=layer_addresses(ResultAddresses, results, i).of_weight,
                 rows=widths[i] if by_input else size,
                 columns=size if by_input else widths[i],
                 left=x if by_input else of_product,
@@ -249,7 +251,7 @@ class BackwardPlan:
                 share_rows=members if is_last else shape.parts(i) * members,
                 share_blocks=batch if is_last else blocks,
                 share_size=size,
-                of_others=of_layer(ResultAddresses, results, i).of_others,
+                of_others=layer_addresses(ResultAddresses, results, i).of_others,
             )
             gradients.append(part_of_gradients)
         of_parameters = GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)
