@@ -1,4 +1,4 @@
-"""The one door to numba: decorators of compiled loops, their cache on disk, and whether machine code can be made here."""
+"""The only door to numba: decorators of compiled loops, their cache on disk, and the test whether numba works here."""
 
 from sb3_flow.compiled.availability import unavailable
 from sb3_flow.compiled.loops import Loop, c_function, compiled, inlined

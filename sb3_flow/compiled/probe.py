@@ -1,4 +1,4 @@
-"""A small loop with an operation of its own in LLVM's language: all that the larger ones ask of numba and llvmlite."""
+"""A small loop with an operation of its own in LLVM's language: larger loops ask no more of numba and llvmlite."""
 
 import numpy as np
 from llvmlite import ir

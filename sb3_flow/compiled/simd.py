@@ -7,11 +7,11 @@ from numba.extending import intrinsic as numba_intrinsic
 
 intrinsic: Any = numba_intrinsic  # the signature of an operation names the compiler's argument, too
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
-"""Whether a register holds 16 numbers; else 8."""
+"""True if a register holds 16 numbers; else it holds 8."""
 
 
 def broadcast(builder, value, count):
-    """:return: a vector of so many lanes, all of them this value"""
+    """Make a vector of ``count`` lanes, each of which is the value."""
     lanes = ir.VectorType(value.type, count)
     first = builder.insert_element(lanes(ir.Undefined), value, ir.IntType(32)(0))
     return builder.shuffle_vector(first, lanes(ir.Undefined), ir.VectorType(ir.IntType(32), count)([0] * count))

@@ -1,5 +1,5 @@
 """
-What happens between two matrix products of an MLP: GELU (tanh approximation), alone and followed by a LayerNorm, forward and
+Activations between two matrix products of an MLP: GELU (tanh approximation), alone and followed by a LayerNorm, forward and
 backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
@@ -57,7 +57,7 @@ def _gelu_slope(v, t):
 
 @_inlined()
 def gelu_forward(z, out, rows, size):
-    """out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
+    """Compute out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
     no_overlap()
     for b in range(0, rows * size, size):  # row by row: the rest that fills no vector may differ in the last bit
         for j in range(size):
@@ -67,11 +67,11 @@ def gelu_forward(z, out, rows, size):
 @_inlined()
 def gelu_backward(z, grad, of_bias, rows, size):
     """
-    Gradients of :func:`gelu_forward`.
+    Compute gradients of :func:`gelu_forward`.
 
     :param z: its input, shape ``(rows, size)``
-    :param grad: holds the gradient of its result and receives that of z
-    :param of_bias: receives the sum of the latter over rows, shape ``(size,)``
+    :param grad: holds the gradient of its result and receives the gradient of z
+    :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     """
     no_overlap()
     slope = stack_array(size)
@@ -89,7 +89,7 @@ def gelu_backward(z, grad, of_bias, rows, size):
 @_inlined()
 def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
     """
-    out = LayerNorm(GELU(z)), eps 1e-6.
+    Compute out = LayerNorm(GELU(z)), eps 1e-6.
 
     :param z: shape ``(rows, size)``
     :param scale: shape ``(size,)``
@@ -118,10 +118,10 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
 @_inlined()
 def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):
     """
-    Gradients of :func:`gelu_layer_norm_forward`.
+    Compute gradients of :func:`gelu_layer_norm_forward`.
 
-    :param grad: holds the gradient of its result and receives that of z, shape ``(rows, size)``
-    :param of_bias: receives the sum of the latter over rows, shape ``(size,)``
+    :param grad: holds the gradient of its result and receives the gradient of z, shape ``(rows, size)``
+    :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     :param of_scale: receives the gradient of scale, likewise
     :param of_shift: receives the gradient of shift, likewise
     """

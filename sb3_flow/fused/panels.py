@@ -32,7 +32,7 @@ _number = types.CPointer(types.float32)
 
 @intrinsic
 def pointer(typingctx, address):
-    """The address as a pointer."""
+    """Make a pointer of an address."""
 
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], _float.as_pointer())
@@ -42,7 +42,7 @@ def pointer(typingctx, address):
 
 @intrinsic
 def address(typingctx, data):
-    """Of a pointer."""
+    """Make an address of a pointer."""
 
     def codegen(context, builder, signature, args):
         return builder.ptrtoint(args[0], ir.IntType(64))
@@ -52,7 +52,7 @@ def address(typingctx, data):
 
 @intrinsic
 def stack_array(typingctx, size):
-    """Room for so many numbers until the function returns; call it outside of loops."""
+    """Make room for so many numbers until the function returns; call it outside of loops."""
 
     def codegen(context, builder, signature, args):
         return builder.alloca(_float, args[0])
@@ -61,7 +61,7 @@ def stack_array(typingctx, size):
 
 
 def _total(context, builder, signature, args):
-    """The sum over j of the arrays' entries, or of their product."""
+    """Sum up the arrays' entries, or their products."""
     *arrays, size = args
     integer = size.type
 
@@ -103,24 +103,24 @@ def _total(context, builder, signature, args):
 
 @intrinsic
 def sum_of(typingctx, x, size):
-    """Of so many numbers; always in the same order, which is up to the compiler in a loop that it may reorder."""
+    """Sum up numbers, always in the same order, which is up to the compiler in a loop that it may reorder."""
     return types.float32(_number, types.int64), _total
 
 
 @intrinsic
 def dot(typingctx, x, y, size):
-    """As :func:`sum_of`, of products."""
+    """Sum up products, as :func:`sum_of`."""
     return types.float32(_number, _number, types.int64), _total
 
 
 @intrinsic
 def no_overlap(typingctx):
     """
-    Says of the function that calls it: its pointers lead to memory that does not overlap, and it is not copied into its
-    callers. Otherwise each loop would compare addresses first and take its scalar form where arrays lie close together:
-    another order of summation, so training would depend on where memory was free.
+    Declare that the pointers of the calling function lead to memory that does not overlap, and that the function is not copied
+    into its callers. Otherwise each loop would compare addresses first and take its scalar form where arrays lie close
+    together: another order of summation, so training would depend on where memory was free.
 
-    It also asks for 512-bit vectors where the CPU has them (LLVM avoids them by default): a third faster.
+    The declaration also asks for 512-bit vectors where the CPU has them (LLVM avoids them by default): a third faster.
     """
 
     def codegen(context, builder, signature, args):
@@ -138,7 +138,7 @@ def no_overlap(typingctx):
 
 def _tile(rows: int, vectors: int) -> Any:
     """
-    :return: an operation, y[i, j] = start[i, j] + sum_k x[i, k] w[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j, of
+    Make an operation, y[i, j] = start[i, j] + sum_k x[i, k] w[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j, of
         pointers to the first entries and the distances between rows
     """
 
@@ -224,7 +224,7 @@ def _transpose(typingctx, source, source_row, target, target_row):
 
 @inlined()
 def _copy(source, source_row, source_column, target, target_row, rows, columns):
-    """target[i, j] = source[i, j], of addresses; the distances are those of rows and of columns."""
+    """Copy source[i, j] to target[i, j], of addresses, with the distances of rows and of columns."""
     no_overlap()
     a, b = pointer(source), pointer(target)
     tall, wide = 0, 0
@@ -243,7 +243,7 @@ def _copy(source, source_row, source_column, target, target_row, rows, columns):
 
 @inlined()
 def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, columns):
-    """A tile of ``rows``, which are ``TILE_ROWS`` or one, and ``columns``, rounded up; of addresses."""
+    """Compute a tile of ``rows``, which are ``TILE_ROWS`` or 1, and ``columns``, rounded up; of addresses."""
     no_overlap()
     x, w, start, y = pointer(x), pointer(w), pointer(start), pointer(y)
     if rows == TILE_ROWS:
@@ -264,7 +264,7 @@ def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, colum
 @inlined()
 def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns):
     """
-    y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other.
+    Compute y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other array.
 
     :param x: address of x[0, 0]
     :param x_row: distance of the rows of x

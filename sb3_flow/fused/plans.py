@@ -62,7 +62,7 @@ def layer_addresses(part: type[Part], first: int, layer: int) -> Part:
 
 
 class Shape(NamedTuple):
-    """What a plan depends on in a network: K; the columns of the input and of each layer's product; and of each layer."""
+    """The properties of a network that a plan depends on; ``columns`` are of the input and of each layer's product."""
 
     is_batched: bool  # weights have shape (K, in, out), not (out, in)
     members: int
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     normed: tuple[bool, ...]  # whether a LayerNorm follows
 
     def parts(self, layer: int) -> int:
-        """:return: gradients of a layer besides that of the weight"""
+        """Count the gradients of a layer besides the gradient of the weight."""
         return 3 if self.normed[layer] else 1
 
     @property
@@ -89,9 +89,9 @@ class ForwardPlan:
     :param shape: of the network
     :param batch: rows of the inputs
     :param keeps_z: keep the products of all layers for the backward pass; otherwise layers share their memory
-    :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise they do so
+    :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise layers share their memory
     :param started: the first layer's product is added to rows of its own
-    :param threads: that it runs on
+    :param threads: number of threads that the plan runs on
     """
 
     INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
@@ -158,7 +158,7 @@ class ForwardPlan:
         self._integrations: dict[int, Launch] = {}
 
     def integration(self, steps: int) -> Launch:
-        """:return: so many Euler steps"""
+        """Make the launch of so many Euler steps."""
         if steps not in self._integrations:
             x, time, step = (Address(self._last + i) for i in range(3))
             end = Integration(steps=steps, size=self._size, x=x, time=time, step=step)
@@ -187,7 +187,8 @@ class BackwardPlan:
         rows = kernels().block_rows(members)
         blocks = -(-batch // rows)
 
-        # Gradients of the layers' inputs, of which the kernel makes those of the products below; shares of the parameters'.
+        # Gradients of the layers' inputs, of which the kernel makes the gradients of the products below; and
+        # shares of the parameters' gradients.
         # Without gradients of weights every other layer shares its memory if it is of the same width.
         number: dict[tuple[str, int, int], int] = {}
         sizes: list[int] = []

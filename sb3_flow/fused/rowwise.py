@@ -53,7 +53,7 @@ PART = 22 * TILE_ROWS
 
 @intrinsic
 def _next_task(typingctx, counter):
-    """Atomically: the counter's value, then one more."""
+    """Return the counter's value and add 1 to it, atomically."""
 
     def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
@@ -62,12 +62,12 @@ def _next_task(typingctx, counter):
 
 
 def block_rows(members: int) -> int:
-    """:return: rows of a block: many, for all weights are read for each; but there should be some blocks for each thread"""
+    """Choose the rows of a block: many, for all weights are read for each; but each thread should have some blocks."""
     return (44 if members >= 4 else 22) * TILE_ROWS
 
 
 def fewer_rows(members: int, batch: int, threads: int) -> int:
-    """:return: rows of a block where nothing is summed over blocks, so that all of so many threads have something to do"""
+    """Choose the rows of a block where nothing is summed over blocks, so that all threads have something to do."""
     return min(block_rows(members), max(4 * TILE_ROWS, -(-members * batch // threads)))
 
 
@@ -86,7 +86,7 @@ def _kernel(head: type, layer: type, end: type | None = None) -> Callable[[Calla
 
 @inlined()
 def _evaluate(arguments, k, first, rows):
-    """Rows of a member, through all layers; the arguments are those of :func:`forward`."""
+    """Take rows of a member through all layers; the arguments are as of :func:`forward`."""
     no_overlap()
     members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
     layers, at = arguments[_forward_head.layers], _FIRST_FORWARD
@@ -120,7 +120,7 @@ def _evaluate(arguments, k, first, rows):
 
 @_kernel(ForwardHead, ForwardLayer)
 def forward(arguments):
-    """Layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
+    """Compute the layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
     members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
     block = arguments[_forward_head.block]
     blocks = (batch + block - 1) // block
@@ -134,7 +134,7 @@ def forward(arguments):
 
 @_kernel(ForwardHead, ForwardLayer, Integration)
 def integrate(arguments):
-    """Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
+    """Do Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
     batch, block = arguments[_forward_head.batch], arguments[_forward_head.block]
     end = _FIRST_FORWARD + _FORWARD * arguments[_forward_head.layers]
     steps, size = arguments[end + _integration.steps], arguments[end + _integration.size]
@@ -162,8 +162,8 @@ def integrate(arguments):
 @_kernel(BackwardHead, BackwardLayer)
 def backward(arguments):
     """
-    Gradients of :func:`forward`, from the last layer to the first; those of weights are left out, they are products of what
-    this leaves behind.
+    Compute gradients of :func:`forward`, from the last layer to the first. The gradients of weights are left out: they are
+    products of the arrays that this kernel leaves behind.
     """
     members, batch = arguments[_backward_head.members], arguments[_backward_head.batch]
     block, layers = arguments[_backward_head.block], arguments[_backward_head.layers]
@@ -203,7 +203,7 @@ def backward(arguments):
 
 @inlined()
 def _sum_shares(shares, total, rows, blocks, size):
-    """total[i, j] = sum_b shares[i, b, j], of pointers."""
+    """Compute total[i, j] = sum_b shares[i, b, j], of pointers."""
     no_overlap()
     for i in range(rows):
         for j in range(size):
@@ -215,7 +215,7 @@ def _sum_shares(shares, total, rows, blocks, size):
 
 @_kernel(GradientsHead, GradientsLayer)
 def parameter_gradients(arguments):
-    """Gradients of parameters from what :func:`forward` and :func:`backward` leave."""
+    """Compute gradients of parameters from the arrays that :func:`forward` and :func:`backward` leave."""
     members, batch = arguments[_gradients_head.members], arguments[_gradients_head.batch]
     layers, zeros = arguments[_gradients_head.layers], arguments[_gradients_head.zeros]
     while True:

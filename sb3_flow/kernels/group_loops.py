@@ -30,7 +30,7 @@ def _sort(x):
 @compiled()
 def statistics(x, size, baseline, ddof, group_scale):
     """
-    Of the first ``size`` numbers.
+    Compute centre and spread of the first ``size`` numbers.
 
     :return: centre, factor of the differences to it (0 if the numbers are flat), standard deviation (NaN if it overflows)
     """
@@ -59,7 +59,7 @@ def statistics(x, size, baseline, ddof, group_scale):
 
 @compiled()
 def group_advantages(rewards, baseline, scale, ddof, eps, out):
-    """:return: whether the advantages are finite"""
+    """Compute advantages of outcome rewards; return whether they are finite."""
     n_groups, size = rewards.shape
     x = np.empty(max(rewards.size if scale == BATCH else size, 1), np.float64)
     divisor = 1.0
@@ -98,7 +98,7 @@ def discounted_sums(rewards, alive, gamma, out):
 
 @compiled()
 def _gather(x, alive, out):
-    """:return: number of entries of a flat array that are alive; they come first in ``out``"""
+    """Put the entries of a flat array that are alive first in ``out``; return their number."""
     size = 0
     for i in range(x.size):
         if alive[i]:
@@ -110,7 +110,9 @@ def _gather(x, alive, out):
 @compiled()
 def compare_with_peers(x, alive, baseline, scale, ddof, eps, pooled, out):
     """
-    :param x: what is compared, shape ``(T, K, G)``
+    Compare each number with its peers, the members of the group that are alive at the same step.
+
+    :param x: numbers to be compared, shape ``(T, K, G)``
     :param out: advantages; zeros before
     :return: whether they are finite
     """

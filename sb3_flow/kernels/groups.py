@@ -43,7 +43,7 @@ def compute_group_advantages(
     eps: float = 1e-8,
 ) -> np.ndarray:
     """
-    A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once: whatever it is, it stays.
+    Compute A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once: whatever it is, it stays.
 
     :param rewards: one number per episode, shape ``(n_groups, G)``, or ``(n_groups * G,)`` with ``group_size``
     :param group_size: G
@@ -75,7 +75,7 @@ def compute_group_advantages(
 
 def compute_returns_to_go(rewards: np.ndarray, alive: np.ndarray | None = None, gamma: float = 0.99) -> np.ndarray:
     """
-    R_t = r_t + gamma R_{t+1} over the steps that are alive; the end of the arrays is not bootstrapped.
+    Compute R_t = r_t + gamma R_{t+1} over the steps that are alive; the end of the arrays is not bootstrapped.
 
     :param rewards: float32 or float64, shape ``(T, ...)``
     :param alive: bool, same shape: which steps belong to the episode; None: all
@@ -108,12 +108,12 @@ def compute_group_returns_to_go(
     few_peers: str = "pooled",
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.
+    Compute credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.
 
     :param rewards: float32 or float64, shape ``(T, K, G)``: time, group, member
     :param alive: bool, same shape: whether the step belongs to the member's episode; who is dead stays so. None: all
     :param gamma: discount factor
-    :param values: V(s_t), same shape and dtype: then R - V is what is compared
+    :param values: V(s_t), same shape and dtype: then R - V is compared
     :param baseline: "loo", "mean", "median" or "min" of the peers, as in :func:`compute_group_advantages`
     :param scale: "group": by the peers' standard deviation; "batch": by that of all differences from the baseline (not of the
         returns, which also spread because they shrink towards the end); "none"

@@ -34,7 +34,7 @@ else:
 
 @compiled(fastmath={"contract", "reassoc"})
 def all_finite(x):
-    """:return: whether no entry of a flat array is NaN or infinite"""
+    """Say whether no entry of a flat array is NaN or infinite."""
     zero = x.dtype.type(0)
     total = zero
     for i in range(x.size):

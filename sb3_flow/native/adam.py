@@ -1,6 +1,4 @@
-"""
-Adam with a clipped gradient on flat vectors, as torch's ``clip_grad_norm_`` and ``Adam``.
-"""
+"""Adam with a clipped gradient on flat vectors, as torch's ``clip_grad_norm_`` and ``Adam``."""
 
 import numpy as np
 
@@ -30,6 +28,8 @@ def clip_norm(grad, max_norm):
 @compiled()
 def adam_step(params, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps):
     """
+    Do a step of Adam.
+
     :param params: flat, changed in place
     :param grad: flat
     :param exp_avg: flat, changed in place

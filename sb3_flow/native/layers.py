@@ -17,7 +17,7 @@ from sb3_flow.native.network_layout import BIAS, INPUTS, OUTPUTS, TANH, WEIGHT
 
 @compiled()
 def aligned(size, like):
-    """:return: an uninitialised flat array that starts at a cache line, of the dtype of ``like``"""
+    """Make an uninitialised flat array that starts at a cache line, of the dtype of ``like``."""
     array = np.empty(size + 64 // like.itemsize, like.dtype)
     skip = (-array.ctypes.data % 64) // like.itemsize
     return array[skip : skip + size]
@@ -25,7 +25,7 @@ def aligned(size, like):
 
 @compiled()
 def total_outputs(layers):
-    """:return: features of all layers' outputs"""
+    """Count the features of all layers' outputs."""
     total = 0
     for i in range(len(layers)):
         total += layers[i, OUTPUTS]
@@ -34,7 +34,7 @@ def total_outputs(layers):
 
 @compiled()
 def widest_output(layers):
-    """:return: the most features that a layer puts out"""
+    """Find the largest number of features that a layer puts out."""
     widest = 0
     for i in range(len(layers)):
         widest = max(widest, layers[i, OUTPUTS])
@@ -43,7 +43,7 @@ def widest_output(layers):
 
 @compiled()
 def padded(rows):
-    """:return: the next multiple of a vector's lanes"""
+    """Round up to a multiple of a vector's lanes."""
     return (rows + LANES - 1) // LANES * LANES
 
 
@@ -63,7 +63,7 @@ def gather(table, rows, first, count, x):
 
 @compiled()
 def gather_rows(table, first, count, x):
-    """As :func:`gather`, of ``table[first : first + count]``."""
+    """Put ``table[first : first + count]`` at the start of x, as :func:`gather`."""
     for c in range(count):
         for f in range(table.shape[1]):
             x[f * STRIDE + c] = table[first + c, f]
@@ -127,7 +127,7 @@ def _times_slope(d, y, activation):
 
 @compiled(fastmath={"contract", "reassoc"})
 def total(x):
-    """:return: the sum"""
+    """Sum up a flat array."""
     s = x.dtype.type(0)
     for i in range(x.size):
         s += x[i]
@@ -137,12 +137,14 @@ def total(x):
 @compiled()
 def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
     """
+    Run a perceptron forward on a block.
+
     :param params: flat
     :param layers: of one perceptron, see ``Network``
     :param activation: code
     :param x: workspace
     :param inputs_at: where the inputs are
-    :param outputs_at: where the outputs of the first layer go; those of the next ones follow
+    :param outputs_at: where the outputs of the first layer go; the outputs of the next layers follow
     :param columns: rows of the block, padded
     :return: where the last layer's outputs are
     """
@@ -160,7 +162,7 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
 
 @compiled(fastmath={"contract", "reassoc"})
 def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):
-    """A linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
+    """Compute a linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
     outlined()
     whole, even = n_out - n_out % 4, count - count % 2
     for i in range(0, whole, 4):  # sums that do not wait for each other, and weights that are read once for two rows
@@ -207,7 +209,7 @@ def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, c
 @compiled()
 def forward_few(params, layers, activation, x, outputs_at, observations, count):
     """
-    As :func:`forward`, of at most ``FEW`` rows.
+    Run :func:`forward` on at most ``FEW`` rows.
 
     :param params: flat
     :param layers: of one perceptron, see ``Network``
@@ -216,7 +218,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
     :param outputs_at: where the outputs go
     :param observations: shape ``(count, features)``
     :param count: rows
-    :return: where the last layer's outputs are, feature by feature as those of :func:`forward`
+    :return: where the last layer's outputs are, feature by feature as :func:`forward` leaves them
     """
     outlined()
     at, n_out = outputs_at, observations.shape[1]
@@ -252,7 +254,7 @@ def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d
     :param grad: flat
     :param d: flat, the gradient of the last layer's outputs is at ``d_at``, zero where rows are padded; overwritten
     :param d_at: place of as many features as the widest layer has
-    :param other_at: another one
+    :param other_at: another such place
     """
     outlined()
     nothing = np.zeros(1, x.dtype)

@@ -33,7 +33,7 @@ _FUSED = ("contract",)
 
 
 def _operations(context, builder, kind):
-    """:return: scalar type, and functions that load and store a number of entries from an index on"""
+    """Make the scalar type, and functions that load and store a number of entries from an index on"""
     scalar, align = context.get_value_type(kind.dtype), kind.dtype.bitwidth // 8
 
     def place(data, index, count):
@@ -50,7 +50,7 @@ def _operations(context, builder, kind):
 
 
 def _summing(context, builder, depth, start, step):
-    """Add ``step(index)``'s products to the sums ``start``, in registers; :return: the sums"""
+    """Add ``step(index)``'s products to the sums ``start``, in registers; return the sums."""
     places = [cgutils.alloca_once_value(builder, value) for value in start]
     with cgutils.for_range(builder, depth) as loop:
         for place, (x, y) in zip(places, step(loop.index), strict=True):
@@ -61,7 +61,7 @@ def _summing(context, builder, depth, start, step):
 
 def _product_tile(rows: int, vectors: int) -> Any:
     """
-    :return: an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The
+    Make an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The
         arrays are flat, with the index of the tile's first entry; a and the bias have any strides.
     """
 
@@ -104,7 +104,7 @@ def _product_tile(rows: int, vectors: int) -> Any:
 
 def _inner_tile(rows: int, columns: int) -> Any:
     """
-    :return: an operation, g[i, l] += sum_j d[i, j] x[l, j] for ``rows`` i and ``columns`` l over ``depth`` vectors of j. The
+    Make an operation, g[i, l] += sum_j d[i, j] x[l, j] for ``rows`` i and ``columns`` l over ``depth`` vectors of j. The
         arrays are flat, with the index of the tile's first entry; the last argument is the stride of g's rows.
     """
     count = rows * columns
@@ -147,7 +147,7 @@ def _inner_tile(rows: int, columns: int) -> Any:
 
 
 def _sum_lanes(builder, vectors):
-    """:return: one vector whose lanes 0, s, 2 s, ... hold the sums of the given ones, s = ``LANES // len(vectors)``"""
+    """Make a vector whose lanes 0, s, 2 s, ... hold the sums of the given vectors, s = ``LANES // len(vectors)``."""
     lanes = ir.VectorType(ir.IntType(32), LANES)
 
     def add(u, v, low, high):
@@ -174,7 +174,7 @@ _inner_one = _inner_tile(1, 1)
 
 @intrinsic
 def outlined(typingctx):
-    """Keeps the function that calls it from being copied into its callers, which would then take long to compile."""
+    """Keep the calling function from being copied into its callers, which would then take long to compile."""
 
     def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")
@@ -186,14 +186,14 @@ def outlined(typingctx):
 @compiled()
 def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x_at, y, y_at, columns):
     """
-    y[i, j] = bias[i] + sum_k a[i, k] x[k, j]
+    Compute y[i, j] = bias[i] + sum_k a[i, k] x[k, j].
 
     :param a: flat, with the index of a[0, 0] and the distances of its rows and columns
     :param bias: flat, with the index of its first entry and the distance of the next
     :param rows: of a and y
     :param depth: columns of a, rows of x
     :param x: flat, with the index of x[0, 0], rows ``STRIDE`` apart
-    :param y: likewise; may be x if the two parts are apart
+    :param y: likewise; may be x if the two parts do not overlap
     :param columns: of x and y, a multiple of ``LANES``
     """
     outlined()
@@ -225,7 +225,7 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
 @compiled()
 def add_inner_products(d, d_at, rows, x, x_at, depth, columns, g, g_at):
     """
-    g[i, l] += sum_j d[i, j] x[l, j]
+    Add sum_j d[i, j] x[l, j] to g[i, l].
 
     :param d: flat, with the index of d[0, 0], rows ``STRIDE`` apart
     :param rows: of d and g

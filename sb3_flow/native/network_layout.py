@@ -1,4 +1,4 @@
-"""What native update and forward pass know of a policy: two multilayer perceptrons whose parameters are one flat vector."""
+"""Descriptions of policies for the compiled loops: two multilayer perceptrons whose parameters are one flat vector."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -109,6 +109,8 @@ def describe_network(
     log_std: int = -1,
 ) -> Network:
     """
+    Describe a policy's networks to the loops.
+
     :param actor: rows (weight offset, bias offset, inputs, outputs), first layer first; see :class:`Network`
     :param critic: likewise, empty without a critic
     :param components: choices of every part of a categorical action, ``[n]`` or ``nvec``; ``[1] * n`` for n binary or
@@ -125,10 +127,10 @@ def describe_network(
 
 def check_network(network: Network) -> None:
     """
-    Check that offsets were checked.
+    Check that a network was made by :func:`describe_network`, which checks its offsets.
 
     :param network: of :func:`describe_network`
-    :raises ValueError: if it is anything else
+    :raises ValueError: if the network is anything else
     """
     if type(network) is not Network:
         raise ValueError(f"`network` must be made by `describe_network`, but {shown(network)} was given.")

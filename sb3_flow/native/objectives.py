@@ -50,7 +50,7 @@ def describe_objective(
     target_kl: float | None = None,
 ) -> Objective:
     """
-    Arguments as those of ``sb3_flow.PPO`` and ``sb3_flow.losses``, at their present values.
+    Describe the loss by the arguments of ``sb3_flow.PPO`` and ``sb3_flow.losses``, at their present values.
 
     :return: the loss that :func:`ppo_epoch` minimises
     :raises ValueError: if the loss is unknown or something is no number
@@ -74,7 +74,7 @@ def describe_objective(
 
 def check_settings(objective: Objective, adam: Adam) -> tuple[Objective, Adam]:
     """
-    Check what loss and optimiser are told.
+    Check the numbers that loss and optimiser work with.
 
     :param objective: of :func:`describe_objective`
     :param adam: arguments of the optimiser

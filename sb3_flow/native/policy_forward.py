@@ -1,6 +1,4 @@
-"""
-Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities.
-"""
+"""Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities."""
 
 import numpy as np
 
@@ -16,6 +14,8 @@ def policy_forward(
     network: Network, params: np.ndarray, observations: np.ndarray, rng: np.random.Generator | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
+    Draw actions; compute values and log-probabilities.
+
     :param network: of ``describe_network``
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
@@ -42,6 +42,8 @@ def policy_forward(
 
 def policy_values(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
     """
+    Compute values.
+
     :param network: of ``describe_network``
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
@@ -56,7 +58,7 @@ def policy_values(network: Network, params: np.ndarray, observations: np.ndarray
 
 def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
     """
-    What the actor puts out: logits, not normalised, or means. Of a reference policy it is what ``ppo_epoch`` needs.
+    Compute the actor's outputs: logits, not normalised, or means. ``ppo_epoch`` needs the outputs of a reference policy.
 
     :param network: of ``describe_network``
     :param params: flat, float32 or float64

@@ -1,6 +1,6 @@
 """
-PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. What
-torch spends on such networks is overhead per operation; here there is none.
+PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. On such
+networks torch spends its time on overhead per operation; here there is none.
 """
 
 from typing import NamedTuple
@@ -64,14 +64,14 @@ def ppo_epoch(
     reference_log_std: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int, bool]:
     """
-    One pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the parameters',
-    or not C-contiguous, are converted at each call.
+    Run one pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the
+    parameters', or not C-contiguous, are converted at each call.
 
     :param network: of :func:`describe_network`
     :param objective: of :func:`describe_objective`
     :param adam: arguments of the optimiser
     :param params: flat, float32 (or float64), changed in place; as ``grad``, ``exp_avg`` and ``exp_avg_sq`` C-contiguous
-    :param grad: receives the clipped gradient of the last step; what it holds does not matter
+    :param grad: receives the clipped gradient of the last step; its contents before do not matter
     :param exp_avg: Adam's first moment
     :param exp_avg_sq: Adam's second moment
     :param step: steps that Adam has done before
@@ -120,6 +120,8 @@ def policy_evaluate(
     network: Network, params: np.ndarray, observations: np.ndarray, actions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """
+    Compute values, and log-probabilities of given actions.
+
     :param network: of :func:`describe_network`
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one

@@ -1,4 +1,4 @@
-"""What the native update learns from, and the checks that keep its loops within their arrays."""
+"""The arrays that the native update learns from, and the checks that keep its loops within their arrays."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from sb3_flow.native.objectives import DECOUPLED, Objective
 
 
 class Rollout(NamedTuple):
-    """What is learned from, made by :func:`ppo_epoch`: arrays of the parameters' dtype, empty where not needed."""
+    """Arrays of a rollout, made by :func:`ppo_epoch`: of the parameters' dtype, empty where not needed."""
 
     observations: np.ndarray
     actions: np.ndarray
@@ -50,11 +50,11 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
     Check the rows that are learned from.
 
     :param network: of ``describe_network``
-    :param objective: which decides what is needed
+    :param objective: decides which arrays are needed
     :param dtype: of the parameters
-    :param arrays: by the names of the fields, None for what is not given
-    :return: the rollout; what is not needed is empty
-    :raises ValueError: if something that is needed is missing or does not fit
+    :param arrays: by the names of the fields, None for an array that is not given
+    :return: the rollout; arrays that are not needed are empty
+    :raises ValueError: if a needed array is missing or does not fit
     """
     observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, INPUTS])), dtype)
     n, n_parts = len(observations), len(network.components)
@@ -84,11 +84,11 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
 
 def check_actions(network: Network, actions: np.ndarray) -> None:
     """
-    Check that actions are ones that can be chosen.
+    Check that the actions can be chosen.
 
     :param network: of ``describe_network``
     :param actions: shape ``(n, parts)``
-    :raises ValueError: if one is not whole, negative or too large
+    :raises ValueError: if an action is not whole, negative or too large
     """
     if network.distribution == GAUSSIAN:
         return

@@ -35,7 +35,7 @@ def normalise(advantages):
 
 @compiled()
 def clipped_objective(ratio, advantage, low, high, dual_clip):
-    """:return: a row's objective and its derivative by the ratio; ``dual_clip`` 0 for none"""
+    """Compute a row's objective and its derivative by the ratio; ``dual_clip`` 0 for none."""
     zero, one, half = np.float32(0), np.float32(1), np.float32(0.5)  # of no influence on the precision
     bounded = low if ratio < low else ratio
     bounded = high if bounded > high else bounded
@@ -59,20 +59,22 @@ def clipped_objective(ratio, advantage, low, high, dual_clip):
 
 @compiled()
 def _is_outside(change, below, above):
-    """:return: whether a ratio is out of bounds, by its difference to 1"""
+    """Say whether a ratio is out of bounds, by its difference to 1."""
     return change > above or -change > below
 
 
 @compiled()
 def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_clip, rho_bar, slopes):
     """
+    Compute a loss with a ratio for each row.
+
     :param kind: ``CLIP``, ``DUAL_CLIP`` or ``DECOUPLED``
     :param log_probs: shape ``(n,)``
     :param old: likewise, of the policy that acted
-    :param proximal: likewise, of the policy to stay close to; looked at by ``DECOUPLED`` only
+    :param proximal: likewise, of the policy to stay close to; only ``DECOUPLED`` reads these
     :param advantages: shape ``(n,)``
     :param below: distance of the ratio's lower bound from 1
-    :param above: of the upper one
+    :param above: distance of the upper bound from 1
     :param dual_clip: of ``DUAL_CLIP``
     :param rho_bar: of ``DECOUPLED``
     :param slopes: receives the derivatives of the loss by ``log_probs``
@@ -105,11 +107,11 @@ def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_
 @compiled()
 def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above, slopes):
     """
-    As :func:`rowwise_loss`, ``GSPO`` or ``GSPO_TOKEN``.
+    Compute a loss with a ratio for each sequence, with arguments as :func:`rowwise_loss`: ``GSPO`` or ``GSPO_TOKEN``.
 
     :param segments: sequence of every row, from 0 on
     :param sums: scratch, shape ``(SEQUENCE_SUMS, at least n)``
-    :return: the loss, mean and maximum of the sequences' ratios, and the share of them out of bounds
+    :return: the loss, mean and maximum of the sequences' ratios, and the share of the sequences' ratios out of bounds
     """
     outlined()
     n, n_segments = len(log_probs), 0
@@ -156,6 +158,8 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above
 @compiled()
 def squared_error(values, returns, old, clip, slopes):
     """
+    Compute the mean squared error of values that may be clipped.
+
     :param values: shape ``(n,)``
     :param returns: likewise
     :param old: values to stay close to, looked at if they are clipped
@@ -184,7 +188,7 @@ def squared_error(values, returns, old, clip, slopes):
 
 @compiled()
 def ratio_metrics(log_probs, old):
-    """:return: approx_kl, and mean and maximum of the ratios"""
+    """Compute approx_kl, and mean and maximum of the ratios."""
     outlined()
     n = len(log_probs)
     real = log_probs.dtype.type
