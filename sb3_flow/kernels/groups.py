@@ -6,6 +6,8 @@ Differences that are only rounding must not be scaled up: where a standard devia
 was computed from, the advantages are 0; so they are where all numbers are equal.
 """
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -31,14 +33,16 @@ from sb3_flow.kernels.group_loops import (
 )
 
 FEW_PEERS = ("pooled", "zero")
+Baseline = Literal["mean", "loo", "median", "min"]
+Scale = Literal["group", "batch", "none"]
 
 
 def compute_group_advantages(
     rewards: ArrayLike,
     group_size: int | None = None,
     *,
-    baseline: str = "mean",
-    scale: str = "group",
+    baseline: Baseline = "mean",
+    scale: Scale = "group",
     ddof: int = 0,
     eps: float = 1e-8,
 ) -> np.ndarray:
@@ -101,11 +105,11 @@ def compute_group_returns_to_go(
     gamma: float = 0.99,
     *,
     values: np.ndarray | None = None,
-    baseline: str = "loo",
-    scale: str = "batch",
+    baseline: Baseline = "loo",
+    scale: Scale = "batch",
     ddof: int = 0,
     eps: float = 1e-8,
-    few_peers: str = "pooled",
+    few_peers: Literal["pooled", "zero"] = "pooled",
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     Compute credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.

@@ -1,12 +1,13 @@
-"""The loss that the native update minimises, and the optimiser that does it."""
+"""The loss that the native update minimises, and its optimiser."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sb3_flow.kernels.array_arguments import check_choice, number, shown
 
-CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = range(5)
-POLICY_LOSSES = {"clip": CLIP, "dual_clip": DUAL_CLIP, "gspo": GSPO, "gspo_token": GSPO_TOKEN, "decoupled": DECOUPLED}
+PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
+POLICY_LOSSES = {name: code for code, name in enumerate(get_args(PolicyLoss))}
+CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = POLICY_LOSSES.values()
 
 
 class Objective(NamedTuple):
@@ -36,7 +37,7 @@ class Adam(NamedTuple):
 
 
 def describe_objective(
-    policy_loss: str = "clip",
+    policy_loss: PolicyLoss = "clip",
     *,
     clip_range: float = 0.2,
     clip_range_high: float | None = None,
