@@ -7,22 +7,9 @@ import math
 
 import numpy as np
 import torch as th
-
-
-def as_float64(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
-
+from network_references import ensemble_np, mlp_np
 
 # ------------------------------------------------------------- flow map network
-
-
-def gelu_np(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_slope_np(x):
-    tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
 
 
 def embed_np(x, dx, fourier_dim):
@@ -38,15 +25,8 @@ def embed_np(x, dx, fourier_dim):
 
 def _forward_np(weights, s, a, r, t, da, dr, dt, fourier_dim):
     (e_r, de_r), (e_t, de_t) = embed_np(r, dr, fourier_dim), embed_np(t, dt, fourier_dim)
-    hidden = np.concatenate([s, a, e_r, e_t], axis=1)
-    slope = np.concatenate([0 * s, da, de_r, de_t], axis=1)
-    n_layers = len(weights) // 2
-    for i in range(n_layers):
-        hidden = hidden @ weights[f"layers.{i}.weight"].T + weights[f"layers.{i}.bias"]
-        slope = slope @ weights[f"layers.{i}.weight"].T
-        if i < n_layers - 1:
-            hidden, slope = gelu_np(hidden), gelu_slope_np(hidden) * slope
-    return hidden, slope
+    inputs, tangents = np.concatenate([s, a, e_r, e_t], axis=1), np.concatenate([0 * s, da, de_r, de_t], axis=1)
+    return mlp_np(weights, inputs, tangents)
 
 
 def average_velocity_np(weights, s, a, r, t, fourier_dim=64):
@@ -122,22 +102,6 @@ def loss_np(name, student, teacher, draws, broken=None, fourier_dim=16):
 # ------------------------------------------------------------------- guidance
 
 
-def q_values_np(weights, s, a):
-    """Two-member ensemble of :class:`EnsembleMLP` on concat[s, a], shape (K, B)."""
-    members = []
-    for k in range(weights["weights.0"].shape[0]):
-        hidden = np.concatenate([s, a], axis=1)
-        n_layers = len([name for name in weights if name.startswith("weights.")])
-        for i in range(n_layers):
-            hidden = hidden @ weights[f"weights.{i}"][k] + weights[f"biases.{i}"][k]
-            if i < n_layers - 1:
-                hidden = gelu_np(hidden)
-                hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
-                hidden = hidden * weights[f"scales.{i}"][k] + weights[f"shifts.{i}"][k]
-        members.append(hidden[:, 0])
-    return np.stack(members)
-
-
 def radius_np(q1, q2, beta, numerator):
     delta = [abs(a - b) / math.sqrt(2) for a, b in zip(q1, q2, strict=True)]
     mean = sum(delta) / len(delta)
@@ -154,7 +118,7 @@ def beam_search_np(actor, critic, features, noise, draws, iterations, eta, rho, 
             return average_velocity_np(actor, s, a[None], np.array([[r]]), np.array([[t]]), fourier_dim)[0]
 
         def q(a, s=s, aggregate=min):
-            return aggregate(q_values_np(critic, s, a[None])[:, 0])
+            return aggregate(ensemble_np(critic, np.concatenate([s, a[None]], axis=1))[:, 0])
 
         def move(a, q=q):
             gradient, h = np.zeros(len(a)), 1e-5

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch as th
+from golden_tables import GAE, GAE_LAMBDA, RETURNS, ROLLOUT, VTRACE
+from kernel_references import vtrace
 
 from sb3_flow.losses import gae_scan, vtrace_scan
 from sb3_flow.losses.advantage_scans import linear_scan
@@ -39,29 +41,12 @@ def arguments(r):
 
 
 def loop(r, gamma, lam, rho_bar=math.inf, c_bar=math.inf, rho_pg_bar=math.inf, on_policy=False):
-    """V-trace as the digest writes it, one number after the other; with ``on_policy`` all ratios are 1."""
-    steps, envs = r.rewards.shape
-    vs, q_minus_v, pg = (th.zeros(steps, envs, dtype=th.float64) for _ in range(3))
-    for n in range(envs):
-        e_next, vs_next = 0.0, 0.0
-        for t in reversed(range(steps)):
-            w = 1.0 if on_policy else math.exp(r.log_rhos[t, n].item())
-            term, trunc = bool(r.terminated[t, n]), bool(r.truncated[t, n])
-            v = r.values[t, n].item()
-            if term:
-                successor = 0.0
-            elif trunc:
-                successor = r.final_values[t, n].item()
-            else:
-                successor = (r.values[t + 1, n] if t + 1 < steps else r.last_values[n]).item()
-            delta = min(rho_bar, w) * (r.rewards[t, n].item() + gamma * successor - v)
-            end = term or trunc
-            e = delta + (0.0 if end else gamma * lam * min(c_bar, w) * e_next)
-            mixed = successor if end or t == steps - 1 else (1 - lam) * successor + lam * vs_next
-            q = r.rewards[t, n].item() + gamma * mixed
-            vs[t, n], q_minus_v[t, n], pg[t, n] = v + e, q - v, min(rho_pg_bar, w) * (q - v)
-            e_next, vs_next = e, v + e
-    return vs, q_minus_v, pg
+    """V-trace by the reference in float64; with ``on_policy`` all ratios are 1."""
+    arrays = {name: tensor.numpy() for name, tensor in vars(r).items()}
+    if on_policy:
+        arrays["log_rhos"] = 0 * arrays["log_rhos"]
+    results = vtrace(**arrays, gamma=gamma, gae_lambda=lam, rho_bar=rho_bar, c_bar=c_bar, rho_pg_bar=rho_pg_bar)
+    return [th.tensor(result) for result in results]
 
 
 def close(actual, expected, dtype):
@@ -121,43 +106,28 @@ def test_gae_is_that_of_sb3(seed):
 
 # -------------------------------------------------------- published values
 
-W = [0.5, 2.0, 1.5, 0.8, 0.25]
-GAE, RETURNS = [1.04, -0.5, 2.929, 4.45, -0.4], [1.54, 0.5, 2.429, 4.7, 1.6]
-GOLDEN = {
-    "on-policy": ([1.0] * 5, dict(gae_lambda=0.8), RETURNS, GAE, GAE),
-    "lambda 1": (W, {}, [0.975, 0.5, 2.429, 3.81, 1.9], [0.95, -0.5, 2.929, 4.45, -0.4], [0.475, -0.5, 2.929, 3.56, -0.1]),
-    "lambda 0.8": (W, dict(gae_lambda=0.8), [1.02, 0.5, 1.7882, 3.81, 1.9], None, [0.52, -0.5, 2.2882, 3.56, -0.1]),
-    "rho 2": (W, dict(rho_bar=2.0, rho_pg_bar=2.0), [0.75, 0, 2.2915, 3.81, 1.9], None, [0.25, -1, 4.3935, 3.56, -0.1]),
-}
-
 
 def golden_rollout(dtype):
-    def column(x, dtype=dtype):
-        return th.tensor(x, dtype=dtype).unsqueeze(1)
+    def column(name):
+        numbers = ROLLOUT[name]
+        return th.tensor(numbers, dtype=th.bool if isinstance(numbers[0], bool) else dtype).unsqueeze(1)
 
-    return (
-        column([1, 0.5, -1, 2, 0.25]),
-        column([0.5, 1, -0.5, 0.25, 2]),
-        th.tensor([1.5], dtype=dtype),
-        column([0, 1, 0, 0, 0], th.bool),
-        column([0, 0, 0, 1, 0], th.bool),
-        column([NAN, NAN, NAN, 3, NAN]),
-        0.9,
-    )
+    columns = {name: column(name) for name in ROLLOUT if name not in ("last_values", "gamma")}
+    return columns | {"last_values": th.tensor([ROLLOUT["last_values"]], dtype=dtype), "gamma": ROLLOUT["gamma"]}
 
 
 @DTYPES
 def test_published_gae(dtype):
-    advantages, returns = gae_scan(*golden_rollout(dtype), 0.8)
+    advantages, returns = gae_scan(**golden_rollout(dtype), gae_lambda=GAE_LAMBDA)
     assert advantages.flatten().tolist() == pytest.approx(GAE, abs=1e-6)
     assert returns.flatten().tolist() == pytest.approx(RETURNS, abs=1e-6)
 
 
 @DTYPES
-@pytest.mark.parametrize("case", GOLDEN)
+@pytest.mark.parametrize("case", VTRACE)
 def test_published_vtrace(case, dtype):
-    w, options, *expected = GOLDEN[case]
-    results = vtrace_scan(th.tensor(w, dtype=dtype).log().unsqueeze(1), *golden_rollout(dtype), **options)
+    w, options, *expected = VTRACE[case]
+    results = vtrace_scan(th.tensor(w, dtype=dtype).log().unsqueeze(1), **golden_rollout(dtype), **options)
     for actual, numbers in zip(results, expected, strict=True):
         if numbers is not None:
             assert actual.flatten().tolist() == pytest.approx(numbers, abs=1e-6)

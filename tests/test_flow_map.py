@@ -7,13 +7,13 @@ import pytest
 import torch as th
 from flow_map_reference import (
     ExactGaussian,
-    as_float64,
     average_velocity_jvp_np,
     average_velocity_np,
     sample_r_t_np,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from network_references import as_float64
 
 from sb3_flow.flow import FlowMapNetwork, TanhGELU, flow_map_jvp, flow_map_sample, jump, sample_r_t
 

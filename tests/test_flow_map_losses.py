@@ -8,7 +8,8 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch as th
-from flow_map_reference import ExactGaussian, as_float64, loss_np
+from flow_map_reference import ExactGaussian, loss_np
+from network_references import as_float64
 
 from sb3_flow.flow import FlowMapNetwork, euler_forward, flow_map_sample, sample_r_t
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss, regression_loss

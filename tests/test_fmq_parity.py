@@ -6,8 +6,9 @@ noise, times and a batch with padded and terminal windows; and which weights eac
 import numpy as np
 import pytest
 import torch as th
-from flow_map_reference import as_float64, average_velocity_np, gelu_np
+from flow_map_reference import average_velocity_np
 from gymnasium import spaces
+from network_references import as_float64, ensemble_np
 
 from sb3_flow import FMQ, OfflineDataset
 from sb3_flow.data import ChunkSamples
@@ -69,17 +70,7 @@ def u_np(actor, s, a, r, t):
 
 def q_np(critic, s, a):
     """:return: shape (K, B)"""
-    weights, members = as_float64(critic), []
-    for k in range(K):
-        hidden = np.concatenate([s, a], axis=1)
-        for i in range(3):
-            hidden = hidden @ weights[f"ensemble.weights.{i}"][k] + weights[f"ensemble.biases.{i}"][k]
-            if i < 2:
-                hidden = gelu_np(hidden)
-                hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
-                hidden = hidden * weights[f"ensemble.scales.{i}"][k] + weights[f"ensemble.shifts.{i}"][k]
-        members.append(hidden[:, 0])
-    return np.stack(members)
+    return ensemble_np(as_float64(critic), np.concatenate([s, a], axis=1), "ensemble.")
 
 
 def gradient_np(value, a, step=1e-5):

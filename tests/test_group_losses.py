@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 import torch as th
+from golden_tables import GROUP, GROUP_ADVANTAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,20 +19,10 @@ def normal(*shape, seed=0):
     return th.randn(*shape, generator=th.Generator().manual_seed(seed), dtype=th.float64)
 
 
-GOLDEN = [
-    (dict(), [-1.069045, -0.534522, 0, 1.603567]),
-    (dict(ddof=1), [-0.925820, -0.462910, 0, 1.388730]),
-    (dict(baseline="loo", scale="none"), [-8 / 3, -4 / 3, 0, 4]),
-    (dict(baseline="median", scale="none"), [-1.5, -0.5, 0.5, 3.5]),
-    (dict(baseline="min", scale="none"), [0, 1, 2, 5]),
-    (dict(baseline="mean", scale="none"), [-2, -1, 0, 3]),
-]
-
-
 @DTYPES
-@pytest.mark.parametrize(("options", "expected"), GOLDEN)
+@pytest.mark.parametrize(("options", "expected"), GROUP_ADVANTAGES)
 def test_published_values(options, expected, dtype):
-    advantages = group_advantages(th.tensor([[1, 2, 3, 6], [2, 2, 2, 2]], dtype=dtype), **options)
+    advantages = group_advantages(th.tensor([GROUP, [2, 2, 2, 2]], dtype=dtype), **options)
     assert advantages.dtype == dtype
     assert advantages[0].tolist() == pytest.approx(expected, abs=1e-6)
     assert advantages[1].tolist() == [0.0] * 4

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch as th
-from flow_map_reference import as_float64, beam_search_np, radius_np
+from flow_map_reference import beam_search_np, radius_np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from network_references import as_float64
 
 from sb3_flow.flow import (
     EnsembleMLP,

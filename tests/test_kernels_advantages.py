@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch as th
+from golden_tables import GAE, GAE_LAMBDA, RETURNS, ROLLOUT, VTRACE
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +15,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from sb3_flow.kernels import batch_compute_gae, compute_gae, compute_gae_sb3, compute_lambda_returns, compute_vtrace
 
 SHAPES = [(1, 1), (1, 5), (7, 1), (8, 1), (9, 1), (2100, 1), (33, 2), (19, 3), (21, 4), (40, 8), (300, 8), (5, 16), (700, 13)]
-GOLDEN = {
-    "rewards": np.array([1, 0.5, -1, 2, 0.25]),
-    "values": np.array([0.5, 1, -0.5, 0.25, 2]),
-    "last_values": 1.5,
-    "terminated": np.array([0, 1, 0, 0, 0], bool),
-    "truncated": np.array([0, 0, 0, 1, 0], bool),
-    "final_values": np.array([0, 0, 0, 3.0, 0]),
-    "gamma": 0.9,
-}
-LOG_RHOS = np.log([0.5, 2, 1.5, 0.8, 0.25])
+GOLDEN = {name: np.array(value) if isinstance(value, list) else value for name, value in ROLLOUT.items()}
 PROPERTIES = settings(max_examples=40, deadline=None)
 seeds, lambdas = st.integers(0, 2**32 - 1), st.floats(0, 1)
 
@@ -33,33 +25,18 @@ def tolerance(dtype):
 
 
 def test_golden_gae():
-    advantages, returns = compute_gae(**GOLDEN, gae_lambda=0.8)
-    np.testing.assert_allclose(advantages, [1.04, -0.5, 2.929, 4.45, -0.4], atol=1e-6)
-    np.testing.assert_allclose(returns, [1.54, 0.5, 2.429, 4.7, 1.6], atol=1e-6)
-    np.testing.assert_array_equal(compute_lambda_returns(**GOLDEN, gae_lambda=0.8), returns)
+    advantages, returns = compute_gae(**GOLDEN, gae_lambda=GAE_LAMBDA)
+    np.testing.assert_allclose(advantages, GAE, atol=1e-6)
+    np.testing.assert_allclose(returns, RETURNS, atol=1e-6)
+    np.testing.assert_array_equal(compute_lambda_returns(**GOLDEN, gae_lambda=GAE_LAMBDA), returns)
 
 
-@pytest.mark.parametrize(
-    ("log_rhos", "options", "vs", "q_minus_v", "advantages"),
-    [
-        (np.zeros(5), {"gae_lambda": 0.8}, [1.54, 0.5, 2.429, 4.7, 1.6], None, [1.04, -0.5, 2.929, 4.45, -0.4]),
-        (LOG_RHOS, {}, [0.975, 0.5, 2.429, 3.81, 1.9], [0.95, -0.5, 2.929, 4.45, -0.4], [0.475, -0.5, 2.929, 3.56, -0.1]),
-        (LOG_RHOS, {"gae_lambda": 0.8}, [1.02, 0.5, 1.7882, 3.81, 1.9], None, [0.52, -0.5, 2.2882, 3.56, -0.1]),
-        (
-            LOG_RHOS,
-            {"rho_bar": 2, "rho_pg_bar": 2, "c_bar": 1},
-            [0.75, 0, 2.2915, 3.81, 1.9],
-            None,
-            [0.25, -1, 4.3935, 3.56, -0.1],
-        ),
-    ],
-)
-def test_golden_vtrace(log_rhos, options, vs, q_minus_v, advantages):
-    results = compute_vtrace(log_rhos, **GOLDEN, **options)
-    np.testing.assert_allclose(results[0], vs, atol=1e-6)
-    np.testing.assert_allclose(results[2], advantages, atol=1e-6)
-    if q_minus_v is not None:
-        np.testing.assert_allclose(results[1], q_minus_v, atol=1e-6)
+@pytest.mark.parametrize("case", VTRACE)
+def test_golden_vtrace(case):
+    w, options, *expected = VTRACE[case]
+    for result, numbers in zip(compute_vtrace(np.log(w), **GOLDEN, **options), expected, strict=True):
+        if numbers is not None:
+            np.testing.assert_allclose(result, numbers, atol=1e-6)
 
 
 def test_truncation_arithmetic():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from golden_tables import GROUP, GROUP_ADVANTAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_references import group_returns_to_go, process_advantages, returns_to_go
@@ -26,21 +27,11 @@ def group_rollout(seed, n_steps=9, n_groups=3, size=4, dtype=np.float64):
     return rng.standard_normal((n_steps, n_groups, size)).astype(dtype), alive
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [-1.069045, -0.534522, 0, 1.603567]),
-        ({"ddof": 1}, [-0.925820, -0.462910, 0, 1.388730]),
-        ({"baseline": "loo", "scale": "none"}, [-2.666667, -1.333333, 0, 4]),
-        ({"baseline": "median", "scale": "none"}, [-1.5, -0.5, 0.5, 3.5]),
-        ({"baseline": "median"}, [-0.801784, -0.267261, 0.267261, 1.870829]),
-        ({"baseline": "min"}, [0, 0.534522, 1.069045, 2.672612]),
-    ],
-)
+@pytest.mark.parametrize(("options", "expected"), GROUP_ADVANTAGES)
 def test_golden(options, expected):
-    np.testing.assert_allclose(compute_group_advantages([1, 2, 3, 6], 4, **options), expected, atol=1e-6)
-    flat = compute_group_advantages(np.array([1, 2, 3, 6] * 2, np.float32), 4, **options)
-    square = compute_group_advantages(np.array([[1, 2, 3, 6]] * 2, np.float32), **options)
+    np.testing.assert_allclose(compute_group_advantages(GROUP, 4, **options), expected, atol=1e-6)
+    flat = compute_group_advantages(np.array(GROUP * 2, np.float32), 4, **options)
+    square = compute_group_advantages(np.array([GROUP] * 2, np.float32), **options)
     assert flat.dtype == square.dtype == np.float32 and square.shape == (2, 4)
     np.testing.assert_allclose(flat.reshape(2, 4), [expected] * 2, atol=1e-6)
     np.testing.assert_array_equal(flat.reshape(2, 4), square)

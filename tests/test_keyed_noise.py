@@ -173,6 +173,19 @@ def test_the_loop_is_given_what_it_reads():
             keyed_normal_rows(*wrong, 0, 0, 4)
 
 
+@pytest.mark.parametrize("given", [None, "4", 0.5, [4], np.array([1, 2]), 2**63, -(2**63) - 1], ids=repr)
+@pytest.mark.parametrize("name", ["seed", "first", "n"])
+def test_numbers_that_do_not_fit_the_loop_are_named(name, given):
+    numbers = {"seed": 0, "first": 0, "n": 4, name: given}
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        keyed_normal_rows(np.ones((2, 3), np.float32), ODD.numpy(), **numbers)
+
+
+def test_lists_are_no_rows():
+    with pytest.raises(ValueError, match="`rows` and `odd` must be contiguous"):
+        keyed_normal_rows([[1.0]], np.ones(1, np.int64), 0, 0, 4)
+
+
 # ----------------------------------------------------------------- policies
 
 

@@ -33,7 +33,7 @@ from sb3_flow.native import (
 from sb3_flow.native.adam import adam_step, clip_norm
 from sb3_flow.native.layers import _activate
 from sb3_flow.native.network_layout import TANH
-from sb3_flow.native.surrogate_loops import _clipped, rowwise_loss, sequence_loss, squared_error
+from sb3_flow.native.surrogate_loops import clipped_objective, rowwise_loss, sequence_loss, squared_error
 
 LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
 ARCHITECTURES = [
@@ -164,7 +164,7 @@ def test_boundaries_are_autograds(dtype):
             theirs = clipped_surrogate(ratio, advantages, 0.2, 0.3, dual_clip)
             slopes = th.autograd.grad(theirs.sum(), ratio)[0]
             for i, edge in enumerate(edges):
-                objective, slope = _clipped(edge, advantage, low, high, dtype(dual_clip or 0))
+                objective, slope = clipped_objective(edge, advantage, low, high, dtype(dual_clip or 0))
                 assert -objective == theirs[i].item() and -slope == slopes[i].item(), (advantage, dual_clip, edge)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from network_references import as_float64, ensemble_np, mlp_np
 
 from sb3_flow import RQL, OfflineDataset
 from sb3_flow.data import ChunkSamples
@@ -79,35 +80,13 @@ def draws():
 # --------------------------------------------------------- the transcription
 
 
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
 def velocity_np(weights, s, x, t):
-    hidden = np.concatenate([s, x, t], axis=1)
-    for i in range(3):
-        hidden = hidden @ weights[f"velocity_net.layers.{i}.weight"].T + weights[f"velocity_net.layers.{i}.bias"]
-        if i < 2:
-            hidden = gelu(hidden)
-    return hidden
+    inputs = np.concatenate([s, x, t], axis=1)
+    return mlp_np(weights, inputs, 0 * inputs, "velocity_net.")[0]
 
 
 def value_np(weights, s, x, t):
-    members = []
-    for k in range(K):
-        hidden = np.concatenate([s, x, t], axis=1)
-        for i in range(3):
-            hidden = hidden @ weights[f"ensemble.weights.{i}"][k] + weights[f"ensemble.biases.{i}"][k]
-            if i < 2:
-                hidden = gelu(hidden)
-                hidden = (hidden - hidden.mean(1, keepdims=True)) / np.sqrt(hidden.var(1, keepdims=True) + 1e-6)
-                hidden = hidden * weights[f"ensemble.scales.{i}"][k] + weights[f"ensemble.shifts.{i}"][k]
-        members.append(hidden)
-    return np.stack(members)
-
-
-def as_float64(module):
-    return {name: value.double().numpy() for name, value in module.state_dict().items()}
+    return ensemble_np(weights, np.concatenate([s, x, t], axis=1), "ensemble.")[..., None]
 
 
 def reference_terms(model, batch, draws):

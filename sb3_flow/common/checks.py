@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from sb3_flow.kernels.array_arguments import check_choice as check_choice  # rooms above take every check from here
+
 
 def check_minimum(minimum: float, **arguments: float) -> None:
     """
@@ -106,29 +108,17 @@ def _is_finite(given: Any) -> bool:
         return False
 
 
-def check_finite(where: str, **arrays: np.ndarray) -> None:
+def check_computed(where: str, **arrays: np.ndarray) -> None:
     """
-    Refuse arrays with NaN or infinite entries.
+    Refuse results with NaN or infinite entries.
 
     :param where: the beginning of the message, e.g. the step
-    :param arrays: numbers by name
-    :raises FloatingPointError: if one of them is not finite
+    :param arrays: computed numbers by name
+    :raises FloatingPointError: if a number is not finite
     """
     broken = [name.replace("_", " ") for name, numbers in arrays.items() if not np.isfinite(numbers).all()]
     if broken:
         raise FloatingPointError(f"{where} numbers that are not finite: {', '.join(broken)}.")
-
-
-def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
-    """
-    :param choices: the allowed values
-    :param arguments: values by argument name
-    :raises ValueError: if one is not among the choices
-    """
-    for name, given in arguments.items():
-        if given not in choices:
-            expected = ", ".join(map(repr, choices))
-            raise ValueError(f"`{name}` must be one of {expected}, but {given!r} was given.")
 
 
 def check_learning(total_timesteps: float, log_interval: int | None) -> None:

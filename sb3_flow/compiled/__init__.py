@@ -1,4 +1,4 @@
-"""The one door to numba: decorators of compiled loops, their cache on disk, and whether machine code can be made here."""
+"""The only door to numba: decorators of compiled loops, their cache on disk, and the test whether numba works here."""
 
 import sb3_flow.compiled.source_stamps  # noqa: F401  their state before any of them is read
 from sb3_flow.compiled.availability import unavailable

@@ -1,4 +1,4 @@
-"""Whether numba can make machine code here. Where it cannot, loops run in plain Python and networks in torch."""
+"""The test whether numba can make machine code here. Where numba cannot, loops run in plain Python and networks in torch."""
 
 import os
 from functools import cache

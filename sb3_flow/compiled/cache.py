@@ -38,7 +38,7 @@ from numba.core.serialize import dumps
 
 from sb3_flow.compiled.source_stamps import IMPORTED, PACKAGE, Stamps, stamps
 
-config: Any = _config  # names of its own making
+config: Any = _config  # numba sets the names of its options when it is imported
 OPTIONS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES")
 
 
@@ -56,7 +56,7 @@ def sources_digest() -> str | None:
     """
     Digest the sources as they are on disk now, and the compiler's versions. Files are read only if they changed.
 
-    :return: None if there are no sources (in a zip file, say): nothing is kept then
+    :return: the digest; None if there are no sources (in a zip file, say): nothing is kept then
     """
     try:
         sources = stamps()
@@ -67,7 +67,7 @@ def sources_digest() -> str | None:
 
 @cache
 def environment_digest() -> str:
-    """:return: of what differs from machine to machine that may share a disk"""
+    """Digest the properties in which machines that share a disk may differ."""
     features = sorted(name for name, there in binding.get_host_cpu_features().items() if there)
     options = [getattr(config, name, None) for name in OPTIONS]
     cpu = binding.get_default_triple(), binding.get_host_cpu_name(), features
@@ -75,7 +75,7 @@ def environment_digest() -> str:
 
 
 def _folders() -> list[Path]:
-    """:return: where this installation's entries may lie, the preferred place first"""
+    """List the folders of this installation's entries, the preferred folder first."""
     if config.CACHE_DIR:
         roots = [Path(config.CACHE_DIR) / "sb3_flow" / _digest(PACKAGE)[:16]]
     else:
@@ -109,17 +109,17 @@ class SourceCache(_Cache):
 
     @property
     def cache_path(self) -> str:
-        """Of numba's interface: the preferred folder."""
+        """The preferred folder, as numba's interface asks for it."""
         return str(_folders()[0] / _IMPORTED)
 
     def enable(self) -> None:
-        """Of numba's interface; this cache is always on."""
+        """Do nothing: numba's interface has this method, and this cache is always on."""
 
     def disable(self) -> None:
-        """Of numba's interface; this cache is always on."""
+        """Do nothing: numba's interface has this method, and this cache is always on."""
 
     def flush(self) -> None:
-        """Of numba's interface; an entry is never stale."""
+        """Do nothing: numba's interface has this method, and an entry is never stale."""
 
     def _file(self, signature: Any, codegen: Any) -> str:
         code = self._function.__code__

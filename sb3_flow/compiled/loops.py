@@ -45,7 +45,7 @@ def inlined(**options: Any) -> Callable[[Function], Function]:
     import numba
 
     # Python's check for division by zero would keep loops from vectorising
-    return numba.njit(**{"error_model": "numpy", **options})  # type: ignore[no-any-return]
+    return numba.njit(**{"error_model": "numpy", **options})
 
 
 def _in_python(function: Function) -> Function:
@@ -58,7 +58,7 @@ class Loop:
     checked once (dtype, dimensions, C-contiguous, writable), which saves these checks in Python: they would cost more than
     the loop does.
 
-    :param function: what is to be compiled
+    :param function: the Python function
     """
 
     def __init__(self, function: Function) -> None:
@@ -95,7 +95,7 @@ class c_function:
     """
     Decorator of a kernel ``void kernel(int64_t *arguments)``, compiled when it is first used and kept on disk.
 
-    :param function: what is to be compiled
+    :param function: the Python function
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
@@ -104,7 +104,7 @@ class c_function:
 
     @cached_property
     def address(self) -> int:
-        """Of the machine code."""
+        """Address of the machine code."""
         from sb3_flow.compiled.cache import compile_c_function
 
         self._code = compile_c_function(self._function)  # machine code lives as long as its owner

@@ -1,27 +1,23 @@
-"""A small loop with an operation of its own in LLVM's language: all that the larger ones ask of numba and llvmlite."""
-
-from typing import Any
+"""A small loop with an operation of its own in LLVM's language: larger loops ask no more of numba and llvmlite."""
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
 from sb3_flow.compiled.cache import keep_on_disk
+from sb3_flow.compiled.simd import intrinsic
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
-
-@_intrinsic
-def _twice(typingctx, number):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+@intrinsic
+def _twice(typingctx, number):
+    def codegen(context, builder, signature, args):
         return builder.fmul(args[0], ir.Constant(ir.DoubleType(), 2.0))
 
     return types.float64(types.float64), codegen
 
 
 @njit
-def _doubled(x):  # type: ignore[no-untyped-def]
+def _doubled(x):
     for i in range(x.size):
         x[i] = _twice(x[i])
 

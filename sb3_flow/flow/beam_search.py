@@ -11,17 +11,19 @@ from sb3_flow.flow.noise import NoiseSource
 
 def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:
     """
+    Choose the candidate with the largest value.
+
     :param candidates: shape ``(B, n, A)``
     :param q_values: values of the members, shape ``(n_critics, B, n)``
-    :param aggregation: what ranks the candidates, see :func:`~sb3_flow.flow.guidance.aggregate_q`
+    :param aggregation: ranks the candidates, see :func:`~sb3_flow.flow.guidance.aggregate_q`
     :return: of each sample the candidate with the largest value, shape ``(B, A)``
     """
     best = aggregate_q(q_values, aggregation).argmax(dim=1)
-    return _take(candidates, best.unsqueeze(1)).squeeze(1)
+    return _select(candidates, best.unsqueeze(1)).squeeze(1)
 
 
-def _take(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
-    """:return: of each sample the candidates at ``(B, m)`` indices; by an operator that exporters know"""
+def _select(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
+    """Select the candidates of each sample at ``(B, m)`` indices, by an operator that exporters know."""
     return candidates.gather(1, indices.unsqueeze(-1).expand(-1, -1, candidates.shape[-1]))
 
 
@@ -40,9 +42,9 @@ def beam_search(
     aggregation: Aggregation = "min",
 ) -> th.Tensor:
     """
-    Q-guided beam search (QGBS). M one-step samples are the first particles; an iteration renoises each of them ``branches``
-    times to t' = rho / (1 + rho) (Eq. 14), completes these again, keeps the M best by Q (parents are dropped) and moves
-    them by eta along the normalised grad_a Q. The best particle is returned. Without iterations the samples are moved
+    Search by Q-guided beams (QGBS). M one-step samples are the first particles; an iteration renoises each of them
+    ``branches`` times to t' = rho / (1 + rho) (Eq. 14), completes these again, keeps the M best by Q (parents are dropped) and
+    moves them by eta along the normalised grad_a Q. The best particle is returned. Without iterations the samples are moved
     once, as in the released implementation; with eta = 0 that is best-of-M.
 
     Actions are clipped to [-1, 1] after every sample, completion and move. Per observation the actor is evaluated
@@ -68,7 +70,7 @@ def beam_search(
     noise_level = 1.0 / (1.0 + rho)
 
     def branch(particles: th.Tensor) -> th.Tensor:
-        """:return: renoised and completed, shape ``(E, M * B, A)``"""
+        """Renoise and complete the particles; return shape ``(E, M * B, A)``."""
         parents = particles.repeat_interleave(branches, dim=1)
         a = (1.0 - noise_level) * parents + noise_level * noise(parents.shape[1])
         t, end = th.full_like(a[..., :1], 1.0 - noise_level), th.ones_like(a[..., :1])
@@ -79,7 +81,7 @@ def beam_search(
     def keep_best(children: th.Tensor) -> th.Tensor:
         scores = aggregate_q(critic(children), aggregation)
         best = scores.topk(beam_width, dim=1).indices
-        return _take(children, best)
+        return _select(children, best)
 
     def guide(particles: th.Tensor) -> th.Tensor:
         if eta == 0.0:

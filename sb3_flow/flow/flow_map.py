@@ -66,6 +66,8 @@ class FlowMapNetwork(CompiledNetwork):
 
     def embed(self, r: th.Tensor, t: th.Tensor) -> th.Tensor:
         """
+        Embed two times.
+
         :param r: shape ``(..., 1)``
         :param t: shape ``(..., 1)``
         :return: concat[e(r), e(t)], shape ``(..., 2 * fourier_dim)``, or concat[r, t] if that is 0
@@ -102,7 +104,7 @@ class FlowMapNetwork(CompiledNetwork):
         return velocity
 
     def _bind_few(self, features: th.Tensor) -> AverageVelocity:
-        """Torch's own operators for one call of few rows: operators are what costs, so the first layer is not split."""
+        """Use torch's own operators for one call of few rows: each operator costs, so the first layer stays whole."""
         first, *others = self.layers
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
@@ -119,7 +121,7 @@ class FlowMapNetwork(CompiledNetwork):
         return velocity
 
     def _fused(self, features: th.Tensor, a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor | None:
-        """:return: u by compiled kernels, None if they do not cover this"""
+        """Compute u by compiled kernels; None if they do not cover this."""
         rows, given = a.shape[:-1], features.shape[:-1]
         # Torch's operators may also broadcast a against more features
         fits = len(given) <= len(rows) and all(n in (1, m) for n, m in zip(reversed(given), reversed(rows), strict=False))
@@ -131,7 +133,7 @@ class FlowMapNetwork(CompiledNetwork):
         return None
 
     def _bind_plain(self, features: th.Tensor) -> AverageVelocity:
-        """Torch's own operators: all of them have forward-mode derivatives."""
+        """Use torch's own operators: all of them have forward-mode derivatives."""
         layers: list[Any] = list(self.layers)
         first, *others = layers
         if is_untouched(first, nn.Linear):
@@ -157,7 +159,7 @@ class FlowMapNetwork(CompiledNetwork):
 
 def jump(velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
     """
-    The flow map X_{r,t}(a_r) = a_r + (t - r) u_{r,t}(a_r) (Eq. 2).
+    Compute the flow map X_{r,t}(a_r) = a_r + (t - r) u_{r,t}(a_r) (Eq. 2).
 
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param a_r: points at flow time r, shape ``(B, A)``
@@ -170,7 +172,7 @@ def jump(velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor) 
 
 def flow_map_sample(velocity: AverageVelocity, noise: th.Tensor, steps: int = 1) -> th.Tensor:
     """
-    From noise at t = 0 to actions at t = 1 in ``steps`` equal jumps (one jump: Eq. 7).
+    Go from noise at t = 0 to actions at t = 1 in ``steps`` equal jumps (one jump: Eq. 7).
 
     The result is not clipped: the caller clips once, at the end.
 
@@ -194,7 +196,7 @@ def flow_map_jvp(
     tangents: tuple[th.Tensor, th.Tensor, th.Tensor],
 ) -> tuple[th.Tensor, th.Tensor]:
     """
-    u_{r,t}(a_r) and its derivative along a direction, exactly, in one forward pass (``torch.func.jvp``).
+    Compute u_{r,t}(a_r) and its derivative along a direction, exactly, in one forward pass (``torch.func.jvp``).
 
     Under ``no_grad`` nothing is recorded; otherwise the derivative can itself be differentiated by the weights.
 
@@ -218,7 +220,7 @@ def sample_r_t(
     device: th.device | None = None,
 ) -> tuple[th.Tensor, th.Tensor]:
     """
-    Pairs of flow times r <= t of the self-distillation losses. They start as one time, r = t ~ (U1 + U2) / 2, and are
+    Draw pairs of flow times r <= t of the self-distillation losses. They start as one time, r = t ~ (U1 + U2) / 2, and are
     spread linearly to the sorted pair of two U[0, 1) between ``warmup_steps`` and ``anneal_end_step`` (released
     implementation: 5,000 and 50,000; during warm-up the losses have weight zero).
 

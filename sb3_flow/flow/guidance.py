@@ -18,6 +18,8 @@ EPS = 1e-8
 
 def aggregate_q(q_values: th.Tensor, aggregation: Aggregation) -> th.Tensor:
     """
+    Aggregate the values of the critic's members.
+
     :param q_values: values of the members, shape ``(K, ...)``
     :param aggregation: ``"min"`` (clipped double Q), ``"mean"``, or ``"first"`` for the first member alone
     :return: shape ``(...)``
@@ -33,7 +35,7 @@ def aggregate_q(q_values: th.Tensor, aggregation: Aggregation) -> th.Tensor:
 
 def action_gradient(critic: Critic, actions: th.Tensor, aggregation: Aggregation = "first") -> tuple[th.Tensor, th.Tensor]:
     """
-    grad_a Q(s, a) of every action on its own. Nothing else gets a gradient, and neither result carries one.
+    Compute grad_a Q(s, a) of every action on its own. Nothing else gets a gradient, and neither result carries one.
 
     :param critic: ``critic(actions)``; weights that it treats as constants save the time for their gradients
     :param actions: where the gradient is taken, shape ``(..., A)``
@@ -49,13 +51,13 @@ def action_gradient(critic: Critic, actions: th.Tensor, aggregation: Aggregation
 
 def q_guided_projection(u_ref: th.Tensor, grad_q: th.Tensor, eta: float | th.Tensor) -> th.Tensor:
     """
-    The velocity that maximises the linearised Q in a ball around u_ref: u* = u_ref + eta g / (||g||_2 + 1e-8)
+    Maximise the linearised Q over velocities in a ball around u_ref: u* = u_ref + eta g / (||g||_2 + 1e-8)
     (Theorem 3.2). The norm is over all A coordinates, so the steps of a chunk share the radius; without a gradient
     u* is u_ref. The result is not clipped.
 
     :param u_ref: reference velocity, or the action itself in beam search, shape ``(..., A)``
     :param grad_q: g, shape ``(..., A)``
-    :param eta: radius, a number or one per sample, shape ``(...)``, see :func:`effective_radius`
+    :param eta: radius, a number, or a number per sample, shape ``(...)``, see :func:`effective_radius`
     :return: u*, shape ``(..., A)``
     """
     direction = grad_q / (th.linalg.vector_norm(grad_q, dim=-1, keepdim=True) + EPS)
@@ -66,7 +68,7 @@ def effective_radius(
     q_values: th.Tensor, beta: float, eta: float, *, numerator: Literal["released", "published"] = "released"
 ) -> th.Tensor:
     """
-    Radius that shrinks where the critics disagree: numerator / (1 + beta delta) (Eq. 13), with delta the members'
+    Compute a radius that shrinks where the critics disagree: numerator / (1 + beta delta) (Eq. 13), with delta the members'
     population standard deviation relative to its mean over the batch. The published delta, ``|Q_1 - Q_2| / sqrt(2)``,
     differs by a factor that cancels.
 

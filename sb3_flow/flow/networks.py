@@ -67,7 +67,7 @@ class VelocityNetwork(CompiledNetwork):
         return self._bind_plain(features)
 
     def _bind_few(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
-        """Torch's own operators for an integration of few rows: what the steps share is asked for once."""
+        """Use torch's own operators for an integration of few rows: the parameters are looked up once for all steps."""
         layers: list[Any] = list(self.layers)
         if not all(is_untouched(layer, nn.Linear) for layer in layers):
             return self._bind_plain(features)
@@ -131,7 +131,7 @@ class _FusedVelocity:
         return self._bind_plain(self._features)(x, t)
 
     def euler(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor | None:
-        """:return: :func:`sb3_flow.flow.ode.euler` in one kernel, or None if it cannot be"""
+        """Do :func:`sb3_flow.flow.ode.euler` in one kernel; None if the kernels do not cover this."""
         if not th.is_grad_enabled() and can_fuse(x, time, step):
             with suppress(NotCovered):
                 return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
@@ -177,7 +177,7 @@ class EnsembleMLP(CompiledNetwork):
         return th.is_grad_enabled() or rows >= FEW_ENSEMBLE_ROWS or self.n_weights <= FEW_WEIGHTS
 
     def bind(self) -> Callable[[th.Tensor, bool], th.Tensor]:
-        """:return: :meth:`forward` with the weights as they are now; several calls cost less than those of the module"""
+        """Make :meth:`forward` with the weights as they are now; several calls cost less than several calls of the module."""
         groups = [_parameters(group) for group in (self.weights, self.biases, self.scales, self.shifts)]
         *hidden_layers, last = zip_longest(*groups)
         layers: list[Any] = [*hidden_layers, last[:2]]
@@ -195,6 +195,8 @@ class EnsembleMLP(CompiledNetwork):
 
     def forward(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
         """
+        Compute the members.
+
         :param inputs: shape ``(B, input_dim)``, shared by all members
         :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
         :return: shape ``(K, B, 1)``

@@ -27,7 +27,7 @@ Array = Any
 """A NumPy array or a tensor."""
 
 GAMMA, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-"""Of SplitMix64: 2^64 divided by the golden ratio, and the factors of its output function, as signed numbers."""
+"""Constants of SplitMix64: 2^64 divided by the golden ratio, and the factors of its output function, as signed numbers."""
 LOW = 2**32 - 1
 
 
@@ -40,13 +40,13 @@ def _float64(x: Array) -> Array:
 
 
 def _shift(x: Array, bits: int) -> Array:
-    """:return: x shifted to the right as an unsigned number"""
+    """Shift x to the right as an unsigned number."""
     return (x >> bits) & (2 ** (64 - bits) - 1)
 
 
 def mix(x: Array) -> Array:
     """
-    SplitMix64's output function: a bijection of 64-bit integers in which every bit depends on all.
+    Apply SplitMix64's output function: a bijection of 64-bit integers in which every bit depends on all.
 
     :param x: int64, any shape
     :return: int64, same shape
@@ -57,7 +57,7 @@ def mix(x: Array) -> Array:
 
 
 def multipliers(n_numbers: int) -> th.Tensor:
-    """:return: odd constants of the hash, one for each number of an observation, int64, shape ``(n_numbers,)``"""
+    """Make the odd constants of the hash, a constant for each number of an observation, int64, shape ``(n_numbers,)``."""
     return mix(th.arange(1, n_numbers + 1) * GAMMA) | 1
 
 
@@ -73,8 +73,8 @@ def row_keys(rows: Array, odd: Array, seed: int) -> Array:
     # by arithmetic, which can be traced, unlike looking at the bits: a mantissa of 24 bits and its exponent
     mantissas, exponents = _library(rows).frexp(rows)
     whole = mantissas * 2.0**24
-    words = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
-    return mix((words * odd).sum(1) + _mixed_seed(seed))
+    integers = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
+    return mix((integers * odd).sum(1) + _mixed_seed(seed))
 
 
 def _mixed_seed(seed: int) -> int:
@@ -83,7 +83,8 @@ def _mixed_seed(seed: int) -> int:
 
 def keyed_normal(keys: Array, first: int, n: int) -> Array:
     """
-    Standard normal numbers by the Box-Muller transformation, in float64 so that devices agree to the last digit of float32.
+    Draw standard normal numbers by the Box-Muller transformation, in float64 so that devices agree to the last digit of
+    float32.
 
     :param keys: int64, shape ``(B,)``
     :param first: number of the first pair, from 0; a pair is the same whatever else is drawn
@@ -101,13 +102,13 @@ def keyed_normal(keys: Array, first: int, n: int) -> Array:
 
 def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseSource:
     """
-    Noise of observations, to be drawn in one or several parts.
+    Make the noise of observations, to be drawn in one or several parts.
 
-    :param rows: what the policy sees of B observations, float32, shape ``(B, n_numbers)``
+    :param rows: numbers that the policy sees of B observations, float32, shape ``(B, n_numbers)``
     :param odd: :func:`multipliers` of ``n_numbers``, on the same device
-    :param seed: another one gives other noise
+    :param seed: another seed gives other noise
     :param size: numbers of a starting point, A
-    :return: source of float32 noise that depends on observations, seed and what was drawn from it before
+    :return: source of float32 noise that depends on observations, seed and the numbers drawn before
     :raises RuntimeError: in an export to ONNX, which knows too few operators on integers
     """
     if th.onnx.is_in_onnx_export():
@@ -133,7 +134,7 @@ def keyed_noise(rows: th.Tensor, odd: th.Tensor, seed: int, size: int) -> NoiseS
 
 
 def _compiled_draw(rows: np.ndarray, odd: np.ndarray, seed: int) -> Callable[[int, int], th.Tensor]:
-    """:return: of the first pair and the numbers of each row, these numbers, float32"""
+    """Make a function that draws float32 numbers, given the first pair and the count of numbers of each row."""
     if unavailable() is None:
         from sb3_flow.fused.keyed_normal import keyed_normal_rows  # brings numba
 
@@ -145,7 +146,7 @@ def _compiled_draw(rows: np.ndarray, odd: np.ndarray, seed: int) -> Callable[[in
 
 def fresh_noise(rows: int, size: int, generator: th.Generator | None, device: th.device) -> NoiseSource:
     """
-    New noise at every draw.
+    Draw new noise every time.
 
     :param rows: observations B
     :param size: numbers of a starting point, A

@@ -10,7 +10,7 @@ Velocity = Callable[[th.Tensor, th.Tensor], th.Tensor]
 
 def euler(velocity: Velocity, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
     """
-    Euler steps x <- x + step u(x, t), t <- t + step.
+    Do Euler steps x <- x + step u(x, t), t <- t + step.
 
     :param velocity: ``velocity(x, t)``; it may have a method ``euler`` that does all steps at once, or returns None
     :param x: shape ``(B, A)``
@@ -46,7 +46,7 @@ def euler_forward(velocity: Velocity, noise: th.Tensor, steps: int) -> th.Tensor
 
 def euler_reverse(velocity: Velocity, x: th.Tensor, depth: th.Tensor, steps: int) -> tuple[th.Tensor, th.Tensor]:
     """
-    Flow reversal (RQL, arXiv 2606.17551): integrate backwards from the action at t = 1 to t = 1 - depth.
+    Reverse the flow (RQL, arXiv 2606.17551): integrate backwards from the action at t = 1 to t = 1 - depth.
 
     There are always ``steps`` Euler steps, of size ``depth / steps``; the velocity is evaluated at the later point and
     the later time. It is therefore not the exact inverse of :func:`euler_forward`, as in the reference implementation.

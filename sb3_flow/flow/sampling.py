@@ -5,8 +5,8 @@ import torch as th
 
 def sample_depths(batch_size: int, steps: int, generator: th.Generator | None, device: th.device) -> th.Tensor:
     """
-    Depths at which RQL trains its value function: every other sample continuous, U[0, 1), the ones between uniform on the
-    grid {0, 1/F, ..., 1}, so that complete actions (depth 0) and pure noise (depth 1) are visited exactly. Alternating,
+    Draw the depths at which RQL trains its value function: every other sample continuous, U[0, 1), the samples between uniform
+    on the grid {0, 1/F, ..., 1}, so that complete actions (depth 0) and pure noise (depth 1) are visited exactly. Alternating,
     because the first part of a batch may be offline and the rest online rows.
 
     :param batch_size: B

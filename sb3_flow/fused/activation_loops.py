@@ -1,5 +1,5 @@
 """
-What happens between two matrix products of an MLP: GELU (tanh approximation), alone and followed by a LayerNorm, forward and
+Activations between two matrix products of an MLP: GELU (tanh approximation), alone and followed by a LayerNorm, forward and
 backward in one pass over memory.
 
 On CPUs torch's tanh-GELU costs several times its matrix product's share in networks of this size; these loops vectorise.
@@ -14,7 +14,7 @@ import numpy as np
 from sb3_flow.compiled import inlined
 from sb3_flow.compiled.tanh import CLAMP, P1, P3, P5, P7, P9, P11, P13, Q0, Q2, Q4, Q6
 from sb3_flow.fused.argument_blocks import LAYER_NORM_EPS
-from sb3_flow.fused.panels import apart, dot, on_stack, sum_of
+from sb3_flow.fused.panels import dot, no_overlap, stack_array, sum_of
 
 _float = np.float32
 _EPS = _float(LAYER_NORM_EPS)
@@ -28,7 +28,7 @@ def _inlined(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 @_inlined(inline="always")
-def _tanh(x):  # type: ignore[no-untyped-def]
+def _tanh(x):
     x = min(max(x, -CLAMP), CLAMP)
     x2 = x * x
     p = P13 * x2 + P11
@@ -44,37 +44,37 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 @_inlined(inline="always")
-def _gelu_tanh(v):  # type: ignore[no-untyped-def]
+def _gelu_tanh(v):
     return _tanh(_SQRT_2_OVER_PI * v * (_ONE + _CUBIC * v * v))
 
 
 @_inlined(inline="always")
-def _gelu_slope(v, t):  # type: ignore[no-untyped-def]
+def _gelu_slope(v, t):
     # Far out t is 1 but for its last bit, which the cube of v would enlarge; 1 - t^2 vanishes before |v| = 5
     c = min(max(v, -_FIVE), _FIVE)
     return _HALF * (_ONE + t) + _HALF * c * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * c * c)
 
 
 @_inlined()
-def gelu_forward(z, out, rows, size):  # type: ignore[no-untyped-def]
-    """out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
-    apart()
+def gelu_forward(z, out, rows, size):
+    """Compute out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
+    no_overlap()
     for b in range(0, rows * size, size):  # row by row: the rest that fills no vector may differ in the last bit
         for j in range(size):
             out[b + j] = _HALF * z[b + j] * (_ONE + _gelu_tanh(z[b + j]))
 
 
 @_inlined()
-def gelu_backward(z, grad, of_bias, rows, size):  # type: ignore[no-untyped-def]
+def gelu_backward(z, grad, of_bias, rows, size):
     """
-    Gradients of :func:`gelu_forward`.
+    Compute gradients of :func:`gelu_forward`.
 
     :param z: its input, shape ``(rows, size)``
-    :param grad: holds the gradient of its result and receives that of z
-    :param of_bias: receives the sum of the latter over rows, shape ``(size,)``
+    :param grad: holds the gradient of its result and receives the gradient of z
+    :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     """
-    apart()
-    slope = on_stack(size)
+    no_overlap()
+    slope = stack_array(size)
     for j in range(size):
         of_bias[j] = _ZERO
     for b in range(0, rows * size, size):
@@ -87,9 +87,9 @@ def gelu_backward(z, grad, of_bias, rows, size):  # type: ignore[no-untyped-def]
 
 
 @_inlined()
-def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # type: ignore[no-untyped-def]
+def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
     """
-    out = LayerNorm(GELU(z)), eps 1e-6.
+    Compute out = LayerNorm(GELU(z)), eps 1e-6.
 
     :param z: shape ``(rows, size)``
     :param scale: shape ``(size,)``
@@ -98,8 +98,8 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # 
     :param means: receives the means of the GELU, for the backward pass, shape ``(rows,)``
     :param roots: receives its reciprocal standard deviations, likewise
     """
-    apart()
-    centred = on_stack(size)
+    no_overlap()
+    centred = stack_array(size)
     inverse = _ONE / _float(size)
     for row in range(rows):
         b = row * size
@@ -116,17 +116,17 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):  # 
 
 
 @_inlined()
-def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):  # type: ignore[no-untyped-def]
+def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of_shift, rows, size):
     """
-    Gradients of :func:`gelu_layer_norm_forward`.
+    Compute gradients of :func:`gelu_layer_norm_forward`.
 
-    :param grad: holds the gradient of its result and receives that of z, shape ``(rows, size)``
-    :param of_bias: receives the sum of the latter over rows, shape ``(size,)``
+    :param grad: holds the gradient of its result and receives the gradient of z, shape ``(rows, size)``
+    :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     :param of_scale: receives the gradient of scale, likewise
     :param of_shift: receives the gradient of shift, likewise
     """
-    apart()
-    normed, slope, grad_normed = on_stack(size), on_stack(size), on_stack(size)
+    no_overlap()
+    normed, slope, grad_normed = stack_array(size), stack_array(size), stack_array(size)
     inverse = _ONE / _float(size)
     for j in range(size):
         of_bias[j] = _ZERO

@@ -1,8 +1,9 @@
 """
-What Python hands to the kernels of :mod:`sb3_flow.fused.rowwise`, declared here once, by name and type.
+The arguments that Python hands to the kernels of :mod:`sb3_flow.fused.rowwise`, declared here once, by name and type.
 
 An argument block is a row of 64-bit integers: a counter that starts at 0, a head, a part for each layer and, for some kernels,
-an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`places` of the same class.
+an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`entry_places` of the part's
+class.
 Activations have shape ``(K, B, size)`` for K members and B rows, shares ``(parts, K, blocks, size)``. Distances count numbers.
 """
 
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
 Address = NewType("Address", int)
 """
-Of a float32 number in memory. Where Python fills a part, it is the number of an address in the list that each call gives, see
+Address of a float32 number in memory. Where Python fills a part, it is the number of an address in the list that each call
+gives, see
 :class:`sb3_flow.fused.launch.Launch`: the same sizes make the same block, whatever memory they are in.
 """
 
@@ -25,8 +27,10 @@ LAYER_NORM_EPS = 1e-6
 Part = TypeVar("Part", bound=tuple[int, ...])
 
 
-def places(part: type[Part], start: int = 0) -> Part:
+def entry_places(part: type[Part], start: int = 0) -> Part:
     """
+    Number the entries of a part.
+
     :param part: one of the classes below
     :param start: where the part begins
     :return: the place of each of its entries, under the entry's name
@@ -37,13 +41,13 @@ def places(part: type[Part], start: int = 0) -> Part:
 
 @cache
 def addresses_in(part: Any) -> tuple[int, ...]:
-    """:return: the places of a part's addresses"""
+    """Find the places of a part's addresses."""
     hints = get_type_hints(part)
     return tuple(i for i, name in enumerate(part._fields) if hints[name] is Address)
 
 
 class ForwardHead(NamedTuple):
-    """Of ``forward`` and ``integrate``."""
+    """Head of ``forward`` and ``integrate``."""
 
     members: int
     batch: int
@@ -83,6 +87,8 @@ class Integration(NamedTuple):
 
 
 class BackwardHead(NamedTuple):
+    """Head of ``backward``."""
+
     members: int
     batch: int
     block: int
@@ -91,7 +97,7 @@ class BackwardHead(NamedTuple):
 
 
 class BackwardLayer(NamedTuple):
-    """From the gradient of a layer's product to that of the product of the layer below."""
+    """The step from the gradient of a layer's product to the gradient of the product of the layer below."""
 
     grad: Address
     size: int  # columns of the gradient
@@ -99,7 +105,7 @@ class BackwardLayer(NamedTuple):
     weights_member: int
     weights_row: int
     weights_column: int
-    grad_below: Address  # gradient of the layer's input, turned into that of the product below
+    grad_below: Address  # gradient of the layer's input, turned into the gradient of the product below
     size_below: int
     product_below: Address  # nothing if no layer is below; so are the next three
     scale_below: Address  # nothing without LayerNorm
@@ -108,7 +114,7 @@ class BackwardLayer(NamedTuple):
 
 
 class GradientsHead(NamedTuple):
-    """Of ``parameter_gradients``."""
+    """Head of ``parameter_gradients``."""
 
     members: int
     batch: int

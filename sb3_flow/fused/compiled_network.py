@@ -1,4 +1,4 @@
-"""Whether networks of the flow are computed by compiled kernels or by torch's own operators."""
+"""Networks of the flow, and the choice between compiled kernels and torch's own operators for each call."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,9 @@ from sb3_flow.fused.plain_mlp import TanhGELU
 
 def threads_without_kernels() -> str | None:
     """
-    :return: why compiled networks, which then have one thread, should not stand in for torch's operators; None if they may
+    Say why compiled networks, which then have one thread, should not stand in for torch's operators.
+
+    :return: the reason; None if they may
     """
     if launch._parallel is None and th.get_num_threads() > 1:
         return f"torch runs {th.get_num_threads()} threads here, which compiled networks cannot share: torch has no GNU OpenMP"
@@ -24,6 +26,8 @@ def threads_without_kernels() -> str | None:
 
 def not_covered(policy: nn.Module) -> str | None:
     """
+    Say why compiled kernels would not compute the networks of a policy.
+
     :param policy: module with networks of the flow
     :return: why compiled kernels would not compute them, a sentence without its full stop; None if they would
     """
@@ -45,7 +49,7 @@ FEW_POINTS, MANY_WEIGHTS = 8, 600_000
 
 
 def compiled_networks(module: nn.Module) -> "list[CompiledNetwork]":
-    """:return: the networks in a module that have compiled twins"""
+    """List the networks in a module that have compiled twins."""
     return [part for part in module.modules() if isinstance(part, CompiledNetwork)]
 
 
@@ -70,7 +74,7 @@ class CompiledNetwork(nn.Module):
 
     def repays_integration(self, rows: int) -> bool:
         """
-        As :meth:`repays_call`, of an integration, all steps of which are one launch.
+        Say as :meth:`repays_call` whether kernels are faster at an integration, all steps of which are one launch.
 
         :param rows: points
         """
@@ -78,6 +82,8 @@ class CompiledNetwork(nn.Module):
 
     def fused(self, layers: Sequence[Sequence[th.Tensor]], activation: nn.Module) -> FusedMLP | None:
         """
+        Compile the network.
+
         :param layers: parameters of each layer
         :param activation: of the hidden layers
         :return: the compiled network; None if kernels may not be used or do not compute this
@@ -86,7 +92,7 @@ class CompiledNetwork(nn.Module):
         return FusedMLP(layers) if self.native and can_run and is_untouched(activation, TanhGELU) else None
 
     def fused_linear(self, layers: Iterable[nn.Module]) -> FusedMLP | None:
-        """:return: :meth:`fused` of ``nn.Linear`` layers, which hooks, parametrizations or exchanged ones rule out"""
+        """Make :meth:`fused` of ``nn.Linear`` layers; None where a layer has hooks or parametrizations, or was exchanged."""
         linear: list[Any] = list(layers)
         if not all(is_untouched(layer, nn.Linear) and layer.bias is not None for layer in linear):
             return None

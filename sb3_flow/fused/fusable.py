@@ -1,5 +1,5 @@
 """
-Where compiled networks may stand in for torch's own operators: where nothing can be looking into them.
+The test whether compiled networks may stand in for torch's own operators: they may where nothing can be looking into them.
 
 Tracing, exporting and transforming see operators, hooks see modules; a kernel shows neither. Private names of torch in use,
 checked with torch 2.13: ``torch._C._functorch.peek_interpreter_stack``, ``torch._C._is_tracing``, the lengths of the stacks of
@@ -17,6 +17,8 @@ _PLAIN = (th.Tensor, nn.Parameter)
 
 def is_plain(tensor: Any) -> TypeGuard[th.Tensor]:
     """
+    Say whether kernels can read a tensor by its address and strides.
+
     :param tensor: anything
     :return: whether it is a float32 tensor of numbers in the CPU's memory, of no subclass: its address and strides say all
     """
@@ -30,13 +32,13 @@ def is_plain(tensor: Any) -> TypeGuard[th.Tensor]:
 
 
 def sizes_are_numbers() -> bool:
-    """:return: whether a decision by a tensor's size concerns this call alone: nothing records operators for other sizes"""
+    """Say whether a decision by a tensor's size concerns this call alone: nothing records operators for other sizes."""
     return not (th.compiler.is_compiling() or th.compiler.is_exporting() or th._C._is_tracing())
 
 
 def nothing_looks_in() -> bool:
     """
-    :return: whether torch is running operators and nothing else: no torch.compile, torch.export, tracing or ONNX export, no
+    Say whether torch is running operators and nothing else: no torch.compile, torch.export, tracing or ONNX export, no
         torch.func transform, no forward-mode derivative, no mode that intercepts operators or functions, no autocast
         (which would change the type of products), no hook on all modules
     """
@@ -55,6 +57,8 @@ def nothing_looks_in() -> bool:
 
 def can_fuse(*tensors: object) -> bool:
     """
+    Say whether the compiled network may be used on these inputs now.
+
     :param tensors: inputs of a network
     :return: whether the compiled network may be used on them now: nothing looks in, all are plain and none is empty
     """
@@ -62,7 +66,7 @@ def can_fuse(*tensors: object) -> bool:
 
 
 def are_filled(*tensors: object) -> bool:
-    """:return: whether all are plain tensors, not empty, with memory of their own"""
+    """Say whether all are plain tensors, not empty, with memory of their own."""
     for tensor in tensors:
         # Wrappers of transforms that are over have no memory, nor has the zero that a derivative may be
         if not (is_plain(tensor) and tensor.numel() and th._C._has_storage(tensor) and not tensor._is_zerotensor()):
@@ -72,9 +76,11 @@ def are_filled(*tensors: object) -> bool:
 
 def is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
     """
+    Say whether a module computes what its class computes.
+
     :param module: part of a network
     :param kind: its class when it was built
-    :return: whether it still is that, with neither hooks nor parametrizations nor a ``forward`` of its own
+    :return: True if it still is of that class, with neither hooks nor parametrizations nor a ``forward`` of its own
     """
     return type(module) is kind and not (
         module._forward_hooks

@@ -23,14 +23,16 @@ WIDEST = 16_384
 
 
 class NotCovered(ValueError):
-    """Parameters that the kernels cannot read, or that do not fit each other; torch's operators know what to do or to say."""
+    """Parameters that the kernels cannot read, or that do not fit each other; torch's operators compute or refuse them."""
 
 
 def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
     """
+    Read the shape of a network and the addresses of its parameters.
+
     :param layers: of a network
     :return: its shape, and the addresses of its parameters, nothing (0) for a scale or a shift that is not there
-    :raises NotCovered: if a parameter is not one that the kernels can read, or does not fit the others
+    :raises NotCovered: if the kernels cannot read a parameter, or does not fit the others
     """
     first = layers[0].weight
     batched = first.dim() == 3
@@ -49,8 +51,8 @@ def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
             (of_column, of_row), row, fits = weight.stride(), (size,), weight.shape[1] == depth
             of_weight = 0, of_row, of_column
         has_norm = scale is not None
-        for one in (bias, scale, shift) if has_norm else (bias,):
-            fits = fits and is_plain(one) and one.shape == row and one.is_contiguous()
+        for other in (bias, scale, shift) if has_norm else (bias,):
+            fits = fits and is_plain(other) and other.shape == row and other.is_contiguous()
         if not fits or (shift is not None) != has_norm or (has_norm and i == len(layers) - 1):
             raise _not_covered(layers, i)
         if not (0 < depth <= WIDEST and 0 < size <= WIDEST and members):
@@ -61,7 +63,7 @@ def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
         columns.append(size)
         distances.append(of_weight)
         normed.append(has_norm)
-        addresses += [0 if one is None else address_of(one) for one in layer]
+        addresses += [0 if parameter is None else address_of(parameter) for parameter in layer]
     return Shape(batched, members, tuple(columns), tuple(distances), tuple(normed)), addresses  # type: ignore[arg-type]
 
 
@@ -87,6 +89,8 @@ class FusedMLP:
 
     def __call__(self, inputs: th.Tensor, frozen: bool = False) -> th.Tensor:
         """
+        Compute the network.
+
         :param inputs: shape ``(B, in)``, shared by all members
         :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
         :return: shape ``(K, B, out)``
@@ -96,7 +100,7 @@ class FusedMLP:
         if not th.is_grad_enabled():
             return _Forward(*read(self.layers), self.layers, _rows("inputs", inputs))(inputs)
         parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
-        return _FusedMLP.apply(self, inputs, *parameters)  # type: ignore[no-any-return]
+        return _FusedMLPFunction.apply(self, inputs, *parameters)
 
     def bind(self, features: th.Tensor) -> "_Forward":
         """
@@ -141,11 +145,11 @@ class _Forward:
 
     :param shape: of the network
     :param parameters: their addresses, see :func:`read`
-    :param owned: what these are the addresses of, kept as long as they are
+    :param owned: the tensors at these addresses, kept as long as this object
     :param batch: rows of the inputs
     :param keeps_z: see :class:`sb3_flow.fused.plans.ForwardPlan`
     :param keeps_out: likewise
-    :param start: what the first layer's product is added to instead of the bias, shape ``(B, out)``
+    :param start: rows that the first layer's product is added to instead of the bias, shape ``(B, out)``
     """
 
     def __init__(
@@ -174,10 +178,12 @@ class _Forward:
 
     def __call__(self, inputs: th.Tensor) -> th.Tensor:
         """
+        Compute the network.
+
         :param inputs: shape ``(B, in)``
         :return: shape ``(K, B, out)``
         """
-        check("inputs", inputs, self.input_shape)  # the kernels would read what is not theirs
+        check("inputs", inputs, self.input_shape)  # the kernels would read beyond the inputs
         inputs, result = inputs.contiguous(), inputs.new_empty(self.result_shape)
         with self._lock:
             self._plan.launch([0, address_of(inputs), address_of(result), *self._rest])
@@ -185,7 +191,7 @@ class _Forward:
 
     def integrate(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
         """
-        Euler steps x <- x + step u(x, t), t <- t + step, where u is this network of one member.
+        Do Euler steps x <- x + step u(x, t), t <- t + step, where u is this network of one member.
 
         :param x: shape ``(B, A)``
         :param time: t at the start, shape ``(B, 1)``
@@ -207,7 +213,7 @@ class _Forward:
         return x
 
 
-class _FusedMLP(th.autograd.Function):
+class _FusedMLPFunction(th.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: FusedMLP, inputs: th.Tensor, *parameters: th.Tensor) -> th.Tensor:
         learns = any(ctx.needs_input_grad[2:])
@@ -215,10 +221,10 @@ class _FusedMLP(th.autograd.Function):
         ctx.pass_ = _Forward(*read(network.layers), network.layers, batch, keeps_z=True, keeps_out=learns)
         ctx.save_for_backward(inputs, *parameters)
         ctx.parts, ctx.learns = [2 if layer.scale is None else 4 for layer in network.layers], learns
-        return ctx.pass_(inputs)  # type: ignore[no-any-return]
+        return ctx.pass_(inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: th.Tensor) -> tuple[th.Tensor | None, ...]:
         inputs, *parameters = ctx.saved_tensors
         rest = iter(parameters)
         layers = [Layer(*(next(rest) for _ in range(parts))) for parts in ctx.parts]
@@ -234,7 +240,7 @@ def _gradients_by_torch(
     needed: Sequence[bool],
     grad: th.Tensor,
 ) -> list[th.Tensor | None]:
-    """:return: gradients of the inputs and the parameters that need one, by autograd through torch's operators"""
+    """Compute the gradients that are needed of inputs and parameters, by autograd through torch's operators."""
     create_graph = th.is_grad_enabled()
     with th.enable_grad():
         if not create_graph:
@@ -250,13 +256,15 @@ def _gradients(
     pass_: _Forward, layers: Sequence[Layer], inputs: th.Tensor, grad: th.Tensor, of_inputs: bool, learns: bool
 ) -> list[th.Tensor | None]:
     """
+    Compute the gradients by the kernels.
+
     :param pass_: the forward pass, with what it left
     :param layers: parameters of the network
     :param inputs: of the network
     :param grad: of the result
     :param of_inputs: work out the gradient of the inputs
-    :param learns: work out those of the parameters
-    :return: gradients of the inputs and of each parameter, None for what is not asked for
+    :param learns: work out the gradients of the parameters
+    :return: gradients of the inputs and of each parameter, None for a gradient that is not asked for
     """
     shape, parameters = read(layers)
     if shape[:3] != pass_.shape[:3]:

@@ -1,4 +1,4 @@
-"""Running compiled kernels from torch: on its threads, in memory that it allocates."""
+"""Launches of compiled kernels from torch: on torch's threads, in memory that torch allocates."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sb3_flow.fused.rowwise import Kernel
 
 SERIAL_BELOW = 8192
-"""Elements; waking a second thread for fewer takes longer than they do."""
+"""Elements; waking a second thread for fewer elements takes longer than computing them."""
 ALIGNMENT = 16
 """Elements of a cache line."""
 PIECE = 2**22
@@ -25,7 +25,7 @@ PIECE = 2**22
 
 def _openmp() -> Any:
     """
-    :return: ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own
+    Find ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own
         threads: between two operations those wait actively, and any others would compete with them
     """
     try:
@@ -41,7 +41,7 @@ _parallel = _openmp()
 
 @cache
 def kernels() -> Any:
-    """:return: the module of the kernels; imported only when they are used, for it needs numba"""
+    """Import the module of the kernels when it is first used, for it needs numba."""
     from sb3_flow.fused import rowwise
 
     return rowwise
@@ -73,7 +73,11 @@ class Launch:
         self._code, self._elements = kernel.code, elements
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """:param addresses: what the block's addresses are the numbers of; the first one is nothing"""
+        """
+        Run the kernel.
+
+        :param addresses: the list that the block's addresses are numbers in; the first entry is nothing
+        """
         arguments = self._arguments[:]  # a block for each call: several may be under way at a time
         for place, number in self._numbers:
             arguments[place] = addresses[number]
@@ -87,9 +91,11 @@ class Launch:
 
 def check(name: str, tensor: object, shape: tuple[int, ...]) -> None:
     """
-    :param name: what the caller calls it
+    Check a tensor that a kernel shall read.
+
+    :param name: the argument's name
     :param tensor: to be handed to a kernel
-    :param shape: what it must have
+    :param shape: expected shape
     :raises ValueError: if it is not a float32 tensor of that shape in the CPU's memory
     """
     if not is_plain(tensor):
@@ -99,7 +105,7 @@ def check(name: str, tensor: object, shape: tuple[int, ...]) -> None:
 
 
 def describe(tensor: object) -> str:
-    """:return: what it is, for a message"""
+    """Describe a tensor in a message."""
     if not isinstance(tensor, th.Tensor):
         return repr(tensor)
     kind = "" if tensor.layout is th.strided else f" {tensor.layout}"
@@ -108,8 +114,10 @@ def describe(tensor: object) -> str:
 
 def address_of(tensor: th.Tensor) -> int:
     """
-    :param tensor: one that was checked, or has just been made
-    :return: where its data are
+    Find the address of a tensor's data.
+
+    :param tensor: a tensor that was checked, or has just been made
+    :return: the address
     :raises ValueError: if it has no memory (``untyped_storage().resize_(0)``)
     """
     address = tensor.data_ptr()
@@ -136,7 +144,7 @@ class Memory:
             self._totals[-1] += -(-size // ALIGNMENT) * ALIGNMENT
 
     def allocate(self) -> tuple[list[th.Tensor], list[int]]:
-        """:return: the memory, and the address of each array"""
+        """Allocate the memory; return it, and the address of each array."""
         memory = [th.empty(total, dtype=th.float32, device="cpu") for total in self._totals]
         starts = [piece.data_ptr() for piece in memory]
         return memory, [starts[piece] + offset for piece, offset in self._at]

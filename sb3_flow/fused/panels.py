@@ -12,10 +12,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sb3_flow.compiled import inlined
-from sb3_flow.compiled.simd import WIDE, broadcast
+from sb3_flow.compiled.simd import WIDE, broadcast, intrinsic
 
 # Tiles as large as the registers allow: 32 of 16 numbers, or 16 of 8
 LANES, VECTORS = (16, 4) if WIDE else (8, 2)
@@ -25,49 +24,48 @@ UNROLL = 4
 CHUNK = 128
 """Rows of the weights that are worked on at a time, so that they stay in the cache from one tile to the next."""
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 _float = ir.FloatType()
 _lanes = ir.VectorType(_float, LANES)
 _FUSED = ("contract",)
 _number = types.CPointer(types.float32)
 
 
-@_intrinsic
-def pointer(typingctx, address):  # type: ignore[no-untyped-def]
-    """The address as a pointer."""
+@intrinsic
+def pointer(typingctx, address):
+    """Make a pointer of an address."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], _float.as_pointer())
 
     return _number(types.int64), codegen
 
 
-@_intrinsic
-def address(typingctx, data):  # type: ignore[no-untyped-def]
-    """Of a pointer."""
+@intrinsic
+def address(typingctx, data):
+    """Make an address of a pointer."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.ptrtoint(args[0], ir.IntType(64))
 
     return types.int64(_number), codegen
 
 
-@_intrinsic
-def on_stack(typingctx, size):  # type: ignore[no-untyped-def]
-    """Room for so many numbers until the function returns; call it outside of loops."""
+@intrinsic
+def stack_array(typingctx, size):
+    """Make room for so many numbers until the function returns; call it outside of loops."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.alloca(_float, args[0])
 
     return _number(types.int64), codegen
 
 
-def _total(context, builder, signature, args):  # type: ignore[no-untyped-def]
-    """The sum over j of the arrays' entries, or of their product."""
+def _total(context, builder, signature, args):
+    """Sum up the arrays' entries, or their products."""
     *arrays, size = args
     integer = size.type
 
-    def term(index, vector):  # type: ignore[no-untyped-def]
+    def term(index, vector):
         places = [builder.gep(data, [index]) for data in arrays]
         places = [builder.bitcast(place, _lanes.as_pointer()) if vector else place for place in places]
         values = [builder.load(place, align=4) for place in places]
@@ -76,7 +74,7 @@ def _total(context, builder, signature, args):  # type: ignore[no-untyped-def]
     # Several sums, for one would wait for each addition
     sums = [cgutils.alloca_once_value(builder, _lanes([0.0] * LANES)) for _ in range(UNROLL)]
 
-    def add(place, vector):  # type: ignore[no-untyped-def]
+    def add(place, vector):
         builder.store(builder.fadd(builder.load(place), term(builder.mul(vector, integer(LANES)), True)), place)
 
     vectors = builder.sdiv(size, integer(LANES))
@@ -103,29 +101,29 @@ def _total(context, builder, signature, args):  # type: ignore[no-untyped-def]
     return builder.load(total)
 
 
-@_intrinsic
-def sum_of(typingctx, x, size):  # type: ignore[no-untyped-def]
-    """Of so many numbers; always in the same order, which is up to the compiler in a loop that it may reorder."""
+@intrinsic
+def sum_of(typingctx, x, size):
+    """Sum up numbers, always in the same order, which is up to the compiler in a loop that it may reorder."""
     return types.float32(_number, types.int64), _total
 
 
-@_intrinsic
-def dot(typingctx, x, y, size):  # type: ignore[no-untyped-def]
-    """As :func:`sum_of`, of products."""
+@intrinsic
+def dot(typingctx, x, y, size):
+    """Sum up products, as :func:`sum_of`."""
     return types.float32(_number, _number, types.int64), _total
 
 
-@_intrinsic
-def apart(typingctx):  # type: ignore[no-untyped-def]
+@intrinsic
+def no_overlap(typingctx):
     """
-    Says of the function that calls it: its pointers lead to memory that does not overlap, and it is not copied into its
-    callers. Otherwise each loop would compare addresses first and take its scalar form where arrays lie close together:
-    another order of summation, so training would depend on where memory was free.
+    Declare that the pointers of the calling function lead to memory that does not overlap, and that the function is not copied
+    into its callers. Otherwise each loop would compare addresses first and take its scalar form where arrays lie close
+    together: another order of summation, so training would depend on where memory was free.
 
-    It also asks for 512-bit vectors where the CPU has them (LLVM avoids them by default): a third faster.
+    The declaration also asks for 512-bit vectors where the CPU has them (LLVM avoids them by default): a third faster.
     """
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         function = builder.function
         function.attributes.add("noinline")
         # llvmlite knows no such attribute, hence the base class's method; compilers without it ignore the string
@@ -140,26 +138,26 @@ def apart(typingctx):  # type: ignore[no-untyped-def]
 
 def _tile(rows: int, vectors: int) -> Any:
     """
-    :return: an operation, y[i, j] = start[i, j] + sum_k x[i, k] w[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j, of
+    Make an operation, y[i, j] = start[i, j] + sum_k x[i, k] w[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j, of
         pointers to the first entries and the distances between rows
     """
 
-    def operation(typingctx, x, x_row, w, w_row, start, start_row, y, y_row, depth):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, x, x_row, w, w_row, start, start_row, y, y_row, depth):
+        def codegen(context, builder, signature, args):
             x, x_row, w, w_row, start, start_row, y, y_row, depth = args
             integer = depth.type
 
-            def entry(data, row, stride, column=0):  # type: ignore[no-untyped-def]
+            def entry(data, row, stride, column=0):
                 return builder.gep(data, [builder.add(builder.mul(stride, integer(row)), integer(column))])
 
-            def load(place):  # type: ignore[no-untyped-def]
+            def load(place):
                 return builder.load(builder.bitcast(place, _lanes.as_pointer()), align=4)
 
             tile = [(i, v) for i in range(rows) for v in range(vectors)]
             sums = [cgutils.alloca_once_value(builder, load(entry(start, i, start_row, v * LANES))) for i, v in tile]
             x_rows = [entry(x, i, x_row) for i in range(rows)]
 
-            def add_products(k):  # type: ignore[no-untyped-def]
+            def add_products(k):
                 of_k = builder.gep(w, [builder.mul(k, w_row)])
                 columns = [load(builder.gep(of_k, [integer(v * LANES)])) for v in range(vectors)]
                 factors = [broadcast(builder, builder.load(builder.gep(of_row, [k])), LANES) for of_row in x_rows]
@@ -183,7 +181,7 @@ def _tile(rows: int, vectors: int) -> Any:
         n = types.int64
         return types.none(_number, n, _number, n, _number, n, _number, n, n), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 # The last panel's columns may be few; the output of a value function is one
@@ -192,18 +190,18 @@ _half, _half_row = _tile(TILE_ROWS, VECTORS // 2), _tile(1, VECTORS // 2)
 _narrow, _narrow_row = _tile(TILE_ROWS, 1), _tile(1, 1)
 
 
-@_intrinsic
-def _transpose(typingctx, source, source_row, target, target_row):  # type: ignore[no-untyped-def]
+@intrinsic
+def _transpose(typingctx, source, source_row, target, target_row):
     """target[i, j] = source[j, i] for ``LANES`` i and j, of pointers to the first entries and the distances between rows."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         source, source_row, target, target_row = args
         integer = source_row.type
 
-        def place(data, row, stride):  # type: ignore[no-untyped-def]
+        def place(data, row, stride):
             return builder.bitcast(builder.gep(data, [builder.mul(stride, integer(row))]), _lanes.as_pointer())
 
-        def choose(u, v, lanes):  # type: ignore[no-untyped-def]
+        def choose(u, v, lanes):
             return builder.shuffle_vector(u, v, ir.VectorType(ir.IntType(32), LANES)(lanes))
 
         vectors = [builder.load(place(source, i, source_row), align=4) for i in range(LANES)]
@@ -225,9 +223,9 @@ def _transpose(typingctx, source, source_row, target, target_row):  # type: igno
 
 
 @inlined()
-def _copy(source, source_row, source_column, target, target_row, rows, columns):  # type: ignore[no-untyped-def]
-    """target[i, j] = source[i, j], of addresses; the distances are those of rows and of columns."""
-    apart()
+def _copy(source, source_row, source_column, target, target_row, rows, columns):
+    """Copy source[i, j] to target[i, j], of addresses, with the distances of rows and of columns."""
+    no_overlap()
     a, b = pointer(source), pointer(target)
     tall, wide = 0, 0
     if source_row == 1:
@@ -244,9 +242,9 @@ def _copy(source, source_row, source_column, target, target_row, rows, columns):
 
 
 @inlined()
-def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, columns):  # type: ignore[no-untyped-def]
-    """A tile of ``rows``, which are ``TILE_ROWS`` or one, and ``columns``, rounded up; of addresses."""
-    apart()
+def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, columns):
+    """Compute a tile of ``rows``, which are ``TILE_ROWS`` or 1, and ``columns``, rounded up; of addresses."""
+    no_overlap()
     x, w, start, y = pointer(x), pointer(w), pointer(start), pointer(y)
     if rows == TILE_ROWS:
         if columns > PANEL // 2:
@@ -264,9 +262,9 @@ def _multiply(x, x_row, w, w_row, start, start_row, y, y_row, rows, depth, colum
 
 
 @inlined()
-def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns):  # type: ignore[no-untyped-def]
+def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, depth, columns):
     """
-    y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other.
+    Compute y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other array.
 
     :param x: address of x[0, 0]
     :param x_row: distance of the rows of x
@@ -281,9 +279,9 @@ def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, d
     :param depth: columns of x, rows of w
     :param columns: of w, start and y
     """
-    apart()
-    corner, end = address(on_stack(TILE_ROWS * PANEL)), address(on_stack(TILE_ROWS * PANEL))
-    panel, block = on_stack(CHUNK * PANEL), address(on_stack(rows * CHUNK if x_column != 1 else 0))
+    no_overlap()
+    corner, end = address(stack_array(TILE_ROWS * PANEL)), address(stack_array(TILE_ROWS * PANEL))
+    panel, block = stack_array(CHUNK * PANEL), address(stack_array(rows * CHUNK if x_column != 1 else 0))
     rest = rows % TILE_ROWS
     at_end = rows - TILE_ROWS if rest else rows  # the last tile shares rows with the one before rather than being smaller
     count = TILE_ROWS if rows >= TILE_ROWS else 1

@@ -14,12 +14,12 @@ from sb3_flow.fused.argument_blocks import LAYER_NORM_EPS
 
 
 def gelu(x: th.Tensor) -> th.Tensor:
-    """:return: GELU in its tanh approximation, the default of the JAX reference implementations"""
+    """Compute GELU in its tanh approximation, the default of the JAX reference implementations."""
     return F.gelu(x, approximate="tanh")
 
 
 def layer_norm(x: th.Tensor, scale: th.Tensor, shift: th.Tensor) -> th.Tensor:
-    """:return: LayerNorm of x, shape ``(K, B, D)``, with scale and shift per member, shape ``(K, 1, D)``"""
+    """Compute LayerNorm of x, shape ``(K, B, D)``, with scale and shift per member, shape ``(K, 1, D)``."""
     return th.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS), scale)
 
 
@@ -44,6 +44,8 @@ class Layer(NamedTuple):
 
 def mlp(layers: Sequence[Layer], inputs: th.Tensor, activation: Callable[[th.Tensor], th.Tensor] = gelu) -> th.Tensor:
     """
+    Compute an MLP.
+
     :param layers: of the network; the last one is linear
     :param inputs: shape ``(B, in)``, shared by all members
     :param activation: of the hidden layers

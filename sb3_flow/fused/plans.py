@@ -16,6 +16,8 @@ from sb3_flow.fused.argument_blocks import (
     GradientsHead,
     GradientsLayer,
     Integration,
+    Part,
+    entry_places,
 )
 from sb3_flow.fused.launch import Launch, Memory, kernels
 
@@ -23,8 +25,44 @@ PLANS = 512
 """Plans that are kept."""
 
 
+class LayerAddresses(NamedTuple):
+    """Parameters of a layer; nothing for a scale or a shift that is not there."""
+
+    weight: Address
+    bias: Address
+    scale: Address
+    shift: Address
+
+
+class HiddenAddresses(NamedTuple):
+    """Arrays that the forward pass leaves of a hidden layer."""
+
+    product: Address
+    output: Address
+    statistics: Address
+
+
+class ResultAddresses(NamedTuple):
+    """Gradients of the parameters of a layer."""
+
+    of_weight: Address
+    of_others: Address
+
+
+def layer_addresses(part: type[Part], first: int, layer: int) -> Part:
+    """
+    Number the addresses of a layer in the list of addresses that a call gives.
+
+    :param part: one of the classes above
+    :param first: number of the first layer's first address
+    :param layer: number of the layer
+    :return: the numbers of the layer's addresses, under their names
+    """
+    return entry_places(part, first + layer * len(part.__annotations__))
+
+
 class Shape(NamedTuple):
-    """What a plan depends on in a network: K; the columns of the input and of each layer's product; and of each layer."""
+    """The properties of a network that a plan depends on; ``columns`` are of the input and of each layer's product."""
 
     is_batched: bool  # weights have shape (K, in, out), not (out, in)
     members: int
@@ -33,26 +71,27 @@ class Shape(NamedTuple):
     normed: tuple[bool, ...]  # whether a LayerNorm follows
 
     def parts(self, layer: int) -> int:
-        """:return: gradients of a layer besides that of the weight"""
+        """Count the gradients of a layer besides the gradient of the weight."""
         return 3 if self.normed[layer] else 1
 
     @property
     def parameters(self) -> int:
-        """Addresses of parameters: weight, bias, scale and shift of each layer, nothing for those that are not there."""
-        return 4 * len(self.normed)
+        """Number of addresses of parameters."""
+        return len(LayerAddresses._fields) * len(self.normed)
 
 
 class ForwardPlan:
     """
-    Of a forward pass. A call gives these addresses: nothing, the inputs, the result, what the first layer's product is added
-    to instead of the bias, the parameters, the arrays of ``memory``, and x, time and step if it integrates.
+    The argument blocks of a forward pass. A call gives these addresses: nothing, the inputs, the result, the start
+    that the first layer's product is added to instead of the bias, the parameters, the arrays of ``memory``, and x, time and
+    step if the plan integrates.
 
     :param shape: of the network
     :param batch: rows of the inputs
     :param keeps_z: keep the products of all layers for the backward pass; otherwise layers share their memory
-    :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise they do so
+    :param keeps_out: keep all layers' outputs, for the gradients of the weights; otherwise layers share their memory
     :param started: the first layer's product is added to rows of its own
-    :param threads: that it runs on
+    :param threads: number of threads that the plan runs on
     """
 
     INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
@@ -88,26 +127,27 @@ class ForwardPlan:
         head = ForwardHead(members=members, batch=batch, block=rows, layers=len(shape.normed))
         layers, x, x_member = [], self.INPUT, 0
         for i, (of_member, of_row, of_column) in enumerate(shape.distances):
-            size, parameters, from_bias = columns[i + 1], self.PARAMETERS + 4 * i, i > 0 or not started
+            size, from_bias = columns[i + 1], i > 0 or not started
+            parameters = layer_addresses(LayerAddresses, self.PARAMETERS, i)
             z, out, statistics = self.RESULT, NOTHING, NOTHING
             if i < len(widths):
-                z, out, statistics = (Address(first + one) for one in self.hidden[i])
+                z, out, statistics = (Address(first + array) for array in self.hidden[i])
             part = ForwardLayer(
                 input=x,
                 input_member=x_member,
                 depth=columns[i],
-                weights=Address(parameters),
+                weights=parameters.weight,
                 weights_member=of_member,
                 weights_row=of_row,
                 weights_column=of_column,
-                start=Address(parameters + 1) if from_bias else self.START,
+                start=parameters.bias if from_bias else self.START,
                 start_member=size if from_bias else 0,
                 start_row=0 if from_bias else size,
                 size=size,
                 product=z,
                 output=out,
-                scale=Address(parameters + 2) if shape.normed[i] else NOTHING,
-                shift=Address(parameters + 3) if shape.normed[i] else NOTHING,
+                scale=parameters.scale if shape.normed[i] else NOTHING,
+                shift=parameters.shift if shape.normed[i] else NOTHING,
                 statistics=statistics,
             )
             layers.append(part)
@@ -118,7 +158,7 @@ class ForwardPlan:
         self._integrations: dict[int, Launch] = {}
 
     def integration(self, steps: int) -> Launch:
-        """:return: so many Euler steps"""
+        """Make the launch of so many Euler steps."""
         if steps not in self._integrations:
             x, time, step = (Address(self._last + i) for i in range(3))
             end = Integration(steps=steps, size=self._size, x=x, time=time, step=step)
@@ -128,28 +168,27 @@ class ForwardPlan:
 
 class BackwardPlan:
     """
-    Of a backward pass. A call gives these addresses: nothing, zeros, the gradient of the result, that of the inputs, the
-    inputs, the parameters, product, output and statistics of each hidden layer (three each), the arrays of ``memory``, and of
-    each layer the gradient of the weight and those of the others.
+    The argument blocks of a backward pass. A call gives these addresses: nothing, zeros, the gradient of the result, the
+    gradient of the inputs, the inputs, the parameters, ``HiddenAddresses`` of each hidden layer, the arrays of ``memory``, and
+    ``ResultAddresses`` of each layer.
 
     :param shape: of the network
     :param batch: rows of the inputs
     :param of_inputs: work out the gradient of the inputs
-    :param learns: work out those of the parameters
+    :param learns: work out the gradients of the parameters
     """
 
     ZEROS, GRAD, TO_INPUTS, INPUT, PARAMETERS = Address(1), Address(2), Address(3), Address(4), 5
 
     def __init__(self, shape: Shape, batch: int, of_inputs: bool, learns: bool) -> None:
         members, columns, n_layers = shape.members, shape.columns, len(shape.normed)
-        widths, lowest = (
-            columns[:-1],
-            0 if of_inputs else 1,
-        )  # columns of the layers' inputs; layer whose input needs a gradient
+        widths = columns[:-1]  # of the layers' inputs
+        lowest = 0 if of_inputs else 1  # layer whose input needs a gradient
         rows = kernels().block_rows(members)
         blocks = -(-batch // rows)
 
-        # Gradients of the layers' inputs, of which the kernel makes those of the products below; shares of the parameters'.
+        # Gradients of the layers' inputs, of which the kernel makes the gradients of the products below; and
+        # shares of the parameters' gradients.
         # Without gradients of weights every other layer shares its memory if it is of the same width.
         number: dict[tuple[str, int, int], int] = {}
         sizes: list[int] = []
@@ -163,25 +202,27 @@ class BackwardPlan:
         self.memory = Memory(sizes)
 
         hidden = self.PARAMETERS + shape.parameters
-        arrays = hidden + 3 * (n_layers - 1)
+        arrays = hidden + len(HiddenAddresses._fields) * (n_layers - 1)
         results = arrays + len(sizes)
         grads = [self.TO_INPUTS, *(Address(arrays + number[key]) for key in keys[1:])]
         backward, above = [], self.GRAD
         for i in reversed(range(lowest, n_layers)):
             of_member, of_row, of_column = shape.distances[i]
-            z, below = Address(hidden + 3 * (i - 1)), self.PARAMETERS + 4 * (i - 1)
+            below = layer_addresses(HiddenAddresses, hidden, i - 1)
             part = BackwardLayer(
                 grad=above,
                 size=columns[i + 1],
-                weights=Address(self.PARAMETERS + 4 * i),
+                weights=layer_addresses(LayerAddresses, self.PARAMETERS, i).weight,
                 weights_member=of_member,
                 weights_row=of_column,
                 weights_column=of_row,
                 grad_below=grads[i],
                 size_below=widths[i],
-                product_below=z if i else NOTHING,
-                scale_below=Address(below + 2) if i and shape.normed[i - 1] else NOTHING,
-                statistics_below=Address(z + 2) if i else NOTHING,
+                product_below=below.product if i else NOTHING,
+                scale_below=layer_addresses(LayerAddresses, self.PARAMETERS, i - 1).scale
+                if i and shape.normed[i - 1]
+                else NOTHING,
+                statistics_below=below.statistics if i else NOTHING,
                 shares=Address(arrays + number["shares", i, 0]) if i else NOTHING,
             )
             backward.append(part)
@@ -196,11 +237,11 @@ class BackwardPlan:
         gradients = []
         for i in range(n_layers):
             size, is_last = columns[i + 1], i == n_layers - 1
-            x, x_member = (Address(hidden + 3 * (i - 1) + 1), batch * widths[i]) if i else (self.INPUT, 0)
+            x, x_member = (layer_addresses(HiddenAddresses, hidden, i - 1).output, batch * widths[i]) if i else (self.INPUT, 0)
             of_product, product_member = self.GRAD if is_last else grads[i + 1], batch * size
             by_input = shape.is_batched  # rows are inputs; otherwise outputs, as nn.Linear has it
             part_of_gradients = GradientsLayer(
-                of_weights=Address(results + 2 * i),
+                of_weights=layer_addresses(ResultAddresses, results, i).of_weight,
                 rows=widths[i] if by_input else size,
                 columns=size if by_input else widths[i],
                 left=x if by_input else of_product,
@@ -211,7 +252,7 @@ class BackwardPlan:
                 share_rows=members if is_last else shape.parts(i) * members,
                 share_blocks=batch if is_last else blocks,
                 share_size=size,
-                of_others=Address(results + 2 * i + 1),
+                of_others=layer_addresses(ResultAddresses, results, i).of_others,
             )
             gradients.append(part_of_gradients)
         of_parameters = GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from sb3_flow.compiled import c_function, inlined
+from sb3_flow.compiled.simd import intrinsic
 from sb3_flow.fused.activation_loops import (
     gelu_backward,
     gelu_forward,
@@ -34,15 +34,15 @@ from sb3_flow.fused.argument_blocks import (
     GradientsHead,
     GradientsLayer,
     Integration,
-    places,
+    entry_places,
 )
-from sb3_flow.fused.panels import TILE_ROWS, apart, pointer, product
+from sb3_flow.fused.panels import TILE_ROWS, no_overlap, pointer, product
 
 _FIRST = COUNTER + 1
-_forward_head, _forward_layer = places(ForwardHead, _FIRST), places(ForwardLayer)
-_integration = places(Integration)
-_backward_head, _backward_layer = places(BackwardHead, _FIRST), places(BackwardLayer)
-_gradients_head, _gradients_layer = places(GradientsHead, _FIRST), places(GradientsLayer)
+_forward_head, _forward_layer = entry_places(ForwardHead, _FIRST), entry_places(ForwardLayer)
+_integration = entry_places(Integration)
+_backward_head, _backward_layer = entry_places(BackwardHead, _FIRST), entry_places(BackwardLayer)
+_gradients_head, _gradients_layer = entry_places(GradientsHead, _FIRST), entry_places(GradientsLayer)
 _FORWARD, _BACKWARD, _GRADIENTS = len(_forward_layer), len(_backward_layer), len(_gradients_layer)
 _FIRST_FORWARD, _FIRST_BACKWARD = _FIRST + len(_forward_head), _FIRST + len(_backward_head)
 _FIRST_GRADIENTS = _FIRST + len(_gradients_head)
@@ -50,26 +50,24 @@ _FIRST_GRADIENTS = _FIRST + len(_gradients_head)
 PART = 22 * TILE_ROWS
 """Rows of a gradient that a thread works out at a time."""
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
+@intrinsic
+def _next_task(typingctx, counter):
+    """Return the counter's value and add 1 to it, atomically."""
 
-@_intrinsic
-def _take(typingctx, counter):  # type: ignore[no-untyped-def]
-    """Atomically: the counter's value, then one more."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(types.CPointer(types.int64)), codegen
 
 
 def block_rows(members: int) -> int:
-    """:return: rows of a block: many, for all weights are read for each; but there should be some blocks for each thread"""
+    """Choose the rows of a block: many, for all weights are read for each; but each thread should have some blocks."""
     return (44 if members >= 4 else 22) * TILE_ROWS
 
 
 def fewer_rows(members: int, batch: int, threads: int) -> int:
-    """:return: rows of a block where nothing is summed over blocks, so that all of so many threads have something to do"""
+    """Choose the rows of a block where nothing is summed over blocks, so that all threads have something to do."""
     return min(block_rows(members), max(4 * TILE_ROWS, -(-members * batch // threads)))
 
 
@@ -87,9 +85,9 @@ def _kernel(head: type, layer: type, end: type | None = None) -> Callable[[Calla
 
 
 @inlined()
-def _evaluate(arguments, k, first, rows):  # type: ignore[no-untyped-def]
-    """Rows of a member, through all layers; the arguments are those of :func:`forward`."""
-    apart()
+def _evaluate(arguments, k, first, rows):
+    """Take rows of a member through all layers; the arguments are as of :func:`forward`."""
+    no_overlap()
     members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
     layers, at = arguments[_forward_head.layers], _FIRST_FORWARD
     row = k * batch + first
@@ -121,13 +119,13 @@ def _evaluate(arguments, k, first, rows):  # type: ignore[no-untyped-def]
 
 
 @_kernel(ForwardHead, ForwardLayer)
-def forward(arguments):  # type: ignore[no-untyped-def]
-    """Layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
+def forward(arguments):
+    """Compute the layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
     members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
     block = arguments[_forward_head.block]
     blocks = (batch + block - 1) // block
     while True:
-        task = _take(arguments)
+        task = _next_task(arguments)
         if task >= members * blocks:
             break
         first = (task % blocks) * block
@@ -135,13 +133,13 @@ def forward(arguments):  # type: ignore[no-untyped-def]
 
 
 @_kernel(ForwardHead, ForwardLayer, Integration)
-def integrate(arguments):  # type: ignore[no-untyped-def]
-    """Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
+def integrate(arguments):
+    """Do Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
     batch, block = arguments[_forward_head.batch], arguments[_forward_head.block]
     end = _FIRST_FORWARD + _FORWARD * arguments[_forward_head.layers]
     steps, size = arguments[end + _integration.steps], arguments[end + _integration.size]
     while True:
-        first = _take(arguments) * block
+        first = _next_task(arguments) * block
         if first >= batch:
             break
         rows = min(block, batch - first)
@@ -162,17 +160,17 @@ def integrate(arguments):  # type: ignore[no-untyped-def]
 
 
 @_kernel(BackwardHead, BackwardLayer)
-def backward(arguments):  # type: ignore[no-untyped-def]
+def backward(arguments):
     """
-    Gradients of :func:`forward`, from the last layer to the first; those of weights are left out, they are products of what
-    this leaves behind.
+    Compute gradients of :func:`forward`, from the last layer to the first. The gradients of weights are left out: they are
+    products of the arrays that this kernel leaves behind.
     """
     members, batch = arguments[_backward_head.members], arguments[_backward_head.batch]
     block, layers = arguments[_backward_head.block], arguments[_backward_head.layers]
     zeros = arguments[_backward_head.zeros]
     blocks = (batch + block - 1) // block
     while True:
-        task = _take(arguments)
+        task = _next_task(arguments)
         if task >= members * blocks:
             break
         k, first = task // blocks, (task % blocks) * block
@@ -204,9 +202,9 @@ def backward(arguments):  # type: ignore[no-untyped-def]
 
 
 @inlined()
-def _sum_shares(shares, total, rows, blocks, size):  # type: ignore[no-untyped-def]
-    """total[i, j] = sum_b shares[i, b, j], of pointers."""
-    apart()
+def _sum_shares(shares, total, rows, blocks, size):
+    """Compute total[i, j] = sum_b shares[i, b, j], of pointers."""
+    no_overlap()
     for i in range(rows):
         for j in range(size):
             total[i * size + j] = shares[i * blocks * size + j]
@@ -216,12 +214,12 @@ def _sum_shares(shares, total, rows, blocks, size):  # type: ignore[no-untyped-d
 
 
 @_kernel(GradientsHead, GradientsLayer)
-def parameter_gradients(arguments):  # type: ignore[no-untyped-def]
-    """Gradients of parameters from what :func:`forward` and :func:`backward` leave."""
+def parameter_gradients(arguments):
+    """Compute gradients of parameters from the arrays that :func:`forward` and :func:`backward` leave."""
     members, batch = arguments[_gradients_head.members], arguments[_gradients_head.batch]
     layers, zeros = arguments[_gradients_head.layers], arguments[_gradients_head.zeros]
     while True:
-        task, layer, at = _take(arguments), 0, _FIRST_GRADIENTS
+        task, layer, at = _next_task(arguments), 0, _FIRST_GRADIENTS
         while layer < layers:
             blocks = (arguments[at + _gradients_layer.rows] + PART - 1) // PART
             if task <= members * blocks:

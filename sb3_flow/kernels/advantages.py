@@ -39,8 +39,8 @@ def compute_gae(
     gae_lambda: float = 0.95,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    delta_t = r_t + gamma (1 - term_t) V'_t - V_t;  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1};  R_t = A_t + V_t,
-    where V'_t is V_{t+1}, ``last_values`` at the last step, or ``final_values`` where truncated and not terminated.
+    Compute delta_t = r_t + gamma (1 - term_t) V'_t - V_t;  A_t = delta_t + gamma lambda (1 - done_t) A_{t+1};  R_t = A_t +
+    V_t, where V'_t is V_{t+1}, ``last_values`` at the last step, or ``final_values`` where truncated and not terminated.
 
     :param rewards: float32 or float64, shape ``(T,)`` or ``(T, N)``
     :param values: V(s_t), same shape and dtype, or with a row T that holds the last values
@@ -90,8 +90,8 @@ def compute_lambda_returns(
     gae_lambda: float = 0.95,
 ) -> np.ndarray:
     """
-    TD(lambda) returns G_t = r_t + gamma [(1 - lambda) V'_t + lambda G_{t+1}], G = V' where a trajectory or the arrays end:
-    the returns of :func:`compute_gae`, whose arguments these are.
+    Compute TD(lambda) returns G_t = r_t + gamma [(1 - lambda) V'_t + lambda G_{t+1}], G = V' where a trajectory or the arrays
+    end: the returns of :func:`compute_gae`, whose arguments these are.
 
     :return: shape and dtype of ``rewards``
     :raises ValueError: as :func:`compute_gae`
@@ -118,7 +118,7 @@ def compute_gae_sb3(
     gae_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    What SB3's ``RolloutBuffer.compute_returns_and_advantage`` computes, to the last bit (checked on SB3 2.9.2).
+    Compute advantages as SB3's ``RolloutBuffer.compute_returns_and_advantage``, to the last bit (checked on SB3 2.9.2).
 
     :param rewards: float32 or float64, shape ``(T, N)``; bootstrap values of time limits already added, as SB3 does
     :param values: same shape and dtype
@@ -157,7 +157,7 @@ def batch_compute_gae(
     terminated: Sequence[bool] | np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """
-    :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
+    Compute :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
 
     :param rewards: one array of shape ``(T_i,)`` per trajectory, all of one dtype
     :param values: shape ``(T_i,)``, or ``(T_i + 1,)`` with the value of the last observation (all of them alike)
@@ -203,7 +203,7 @@ def batch_compute_gae(
     else:
         raise ValueError("`last_values` must be given, or `values` with T + 1 entries, unless all trajectories terminate.")
     check_finite(**{"values" if longer else "last_values": np.where(ends, 0, bootstrap)})
-    # One long trajectory that is cut after each of the given ones
+    # One long trajectory that is cut after each given trajectory
     last = np.cumsum([len(r) for r in rewards]) - 1
     flat = np.concatenate(rewards)
     term, trunc, final = np.zeros(flat.size, BOOL), np.zeros(flat.size, BOOL), np.zeros(flat.size, dtype)
@@ -224,7 +224,7 @@ def _check_entries(name: str, given: Any, expected: int | None) -> None:
 
 
 @Loop
-def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):  # type: ignore[no-untyped-def]
+def _gae(rewards, values, last_values, terminated, truncated, final_values, gamma, factor, out):
     if not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False
     n_envs = last_values.size
@@ -254,7 +254,7 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
 
 
 @compiled(fastmath=False)
-def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):  # type: ignore[no-untyped-def]
+def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):
     # The order of operations, and no fused ones, are what makes it equal to SB3
     n_envs = last_values.size
     r, v, starts, a, ret = rewards.ravel(), values.ravel(), episode_starts.ravel(), advantages.ravel(), returns.ravel()

@@ -90,22 +90,22 @@ def whole(name: str, given: Any, low: int, high: int = 2**53) -> int:
     return int(value)
 
 
-def check_choice(name: str, given: Any, choices: tuple[str, ...]) -> None:
+def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
     """
-    Check a name.
+    Refuse arguments that are not among the choices.
 
-    :param name: the argument's name
-    :param given: the argument
-    :param choices: what it may be
-    :raises ValueError: if ``given`` is not one of the choices
+    :param choices: the allowed values
+    :param arguments: values by argument name
+    :raises ValueError: if a value is not among the choices
     """
-    if not isinstance(given, str) or given not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
+    for name, given in arguments.items():
+        if isinstance(given, NDARRAY) or given not in choices:  # an array is compared entry by entry
+            raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
 
 
 def check_unmasked(name: str, array: Any) -> None:
     """
-    NumPy drops the mask where it makes a plain array of a masked one: numbers that are marked as wrong would be used.
+    Refuse masked entries: NumPy drops the mask where it makes a plain array, and numbers marked as wrong would be used.
 
     :param name: the argument's name
     :param array: the argument
@@ -117,6 +117,8 @@ def check_unmasked(name: str, array: Any) -> None:
 
 def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype: np.dtype | None = None) -> np.ndarray:
     """
+    Check an array of floats.
+
     :param name: the argument's name
     :param array: the argument
     :param shape: expected shape; None for any
@@ -142,6 +144,8 @@ def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype:
 
 def flag_array(name: str, flags: np.ndarray, shape: Shape) -> np.ndarray:
     """
+    Check an array of flags.
+
     :param name: the argument's name
     :param flags: bool, or numbers that are 0 or 1
     :param shape: expected shape
@@ -163,6 +167,8 @@ def flag_array(name: str, flags: np.ndarray, shape: Shape) -> np.ndarray:
 
 def check_shape(name: str, given: Shape, expected: Shape | None) -> None:
     """
+    Check a shape.
+
     :raises ValueError: if the shapes differ
     """
     if expected is not None and given != expected:
@@ -170,13 +176,13 @@ def check_shape(name: str, given: Shape, expected: Shape | None) -> None:
 
 
 def plain(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """:return: the array, copied if need be: base class, C-contiguous, writable (the loops are compiled for nothing else)"""
+    """Copy an array if it is not a plain, C-contiguous and writable one: the loops are compiled for nothing else."""
     return np.require(np.asarray(array), dtype=dtype, requirements=["C", "A", "W"])
 
 
 def numeric(name: str, array: ArrayLike, kinds: str = "fiu") -> np.ndarray:
     """
-    For arguments that may also be lists.
+    Check an argument that may also be a list.
 
     :param name: the argument's name
     :param array: numbers
@@ -196,7 +202,7 @@ def numeric(name: str, array: ArrayLike, kinds: str = "fiu") -> np.ndarray:
 
 def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.ndarray:
     """
-    For functions that also take lists: floats keep their dtype, integers become float64.
+    Check numbers that may also come in a list: floats keep their dtype, integers become float64.
 
     :param name: the argument's name
     :param array: numbers
@@ -230,7 +236,7 @@ def check_sizes(name: str, given: Shape, expected: tuple[int | None, ...]) -> No
 
 def float_rows(name: str, array: ArrayLike, shape: tuple[int | None, ...], dtype: np.dtype) -> np.ndarray:
     """
-    For inputs that are converted; they may hold NaN and infinity.
+    Check an input that is converted; it may hold NaN and infinity.
 
     :param name: the argument's name
     :param array: the argument
@@ -250,6 +256,8 @@ def float_rows(name: str, array: ArrayLike, shape: tuple[int | None, ...], dtype
 
 def integers(name: str, array: ArrayLike, shape: tuple[int | None, ...]) -> np.ndarray:
     """
+    Check an array of integers.
+
     :param name: the argument's name
     :param array: integers
     :param shape: expected shape; None for any size
@@ -267,6 +275,8 @@ def integers(name: str, array: ArrayLike, shape: tuple[int | None, ...]) -> np.n
 
 def check_finite(**arrays: Any) -> None:
     """
+    Refuse arguments that are not finite.
+
     :param arrays: arrays by argument name
     :raises ValueError: naming the first entry that is NaN or infinite
     """
@@ -280,9 +290,9 @@ def check_finite(**arrays: Any) -> None:
 
 def explain_result(dtype: np.dtype, **arrays: Any) -> None:
     """
-    For results that are not finite.
+    Explain why a result is not finite.
 
-    :raises ValueError: always: the argument that is not finite, or that the numbers are too large
+    :raises ValueError: always; the message names the argument that is not finite, or that the numbers are too large
     """
     check_finite(**arrays)
     raise ValueError(f"The numbers in `{'`, `'.join(arrays)}` are too large: the result does not fit {dtype}.")
@@ -290,6 +300,8 @@ def explain_result(dtype: np.dtype, **arrays: Any) -> None:
 
 def finite_result(result: np.ndarray, **arrays: Any) -> np.ndarray:
     """
+    Check that a result is finite.
+
     :param result: computed from these arrays
     :param arrays: by argument name
     :return: the result

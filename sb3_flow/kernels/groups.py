@@ -6,6 +6,8 @@ Differences that are only rounding must not be scaled up: where a standard devia
 was computed from, the advantages are 0; so they are where all numbers are equal.
 """
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -31,19 +33,21 @@ from sb3_flow.kernels.group_loops import (
 )
 
 FEW_PEERS = ("pooled", "zero")
+Baseline = Literal["mean", "loo", "median", "min"]
+Scale = Literal["group", "batch", "none"]
 
 
 def compute_group_advantages(
     rewards: ArrayLike,
     group_size: int | None = None,
     *,
-    baseline: str = "mean",
-    scale: str = "group",
+    baseline: Baseline = "mean",
+    scale: Scale = "group",
     ddof: int = 0,
     eps: float = 1e-8,
 ) -> np.ndarray:
     """
-    A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once: whatever it is, it stays.
+    Compute A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once: whatever it is, it stays.
 
     :param rewards: one number per episode, shape ``(n_groups, G)``, or ``(n_groups * G,)`` with ``group_size``
     :param group_size: G
@@ -75,7 +79,7 @@ def compute_group_advantages(
 
 def compute_returns_to_go(rewards: np.ndarray, alive: np.ndarray | None = None, gamma: float = 0.99) -> np.ndarray:
     """
-    R_t = r_t + gamma R_{t+1} over the steps that are alive; the end of the arrays is not bootstrapped.
+    Compute R_t = r_t + gamma R_{t+1} over the steps that are alive; the end of the arrays is not bootstrapped.
 
     :param rewards: float32 or float64, shape ``(T, ...)``
     :param alive: bool, same shape: which steps belong to the episode; None: all
@@ -101,19 +105,19 @@ def compute_group_returns_to_go(
     gamma: float = 0.99,
     *,
     values: np.ndarray | None = None,
-    baseline: str = "loo",
-    scale: str = "batch",
+    baseline: Baseline = "loo",
+    scale: Scale = "batch",
     ddof: int = 0,
     eps: float = 1e-8,
-    few_peers: str = "pooled",
+    few_peers: Literal["pooled", "zero"] = "pooled",
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.
+    Compute credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.
 
     :param rewards: float32 or float64, shape ``(T, K, G)``: time, group, member
     :param alive: bool, same shape: whether the step belongs to the member's episode; who is dead stays so. None: all
     :param gamma: discount factor
-    :param values: V(s_t), same shape and dtype: then R - V is what is compared
+    :param values: V(s_t), same shape and dtype: then R - V is compared
     :param baseline: "loo", "mean", "median" or "min" of the peers, as in :func:`compute_group_advantages`
     :param scale: "group": by the peers' standard deviation; "batch": by that of all differences from the baseline (not of the
         returns, which also spread because they shrink towards the end); "none"
@@ -126,7 +130,7 @@ def compute_group_returns_to_go(
         finite, or an option is unknown
     """
     ddof, eps = _check_options(baseline, scale, ddof, eps)
-    check_choice("few_peers", few_peers, FEW_PEERS)
+    check_choice(FEW_PEERS, few_peers=few_peers)
     rewards, alive = _check_groups(rewards, alive)
     if values is not None:
         values = float_array("values", values, rewards.shape, rewards.dtype)
@@ -163,8 +167,8 @@ def compute_process_advantages(
 
 
 def _check_options(baseline: str, scale: str, ddof: int, eps: float) -> tuple[int, float]:
-    check_choice("baseline", baseline, BASELINES)
-    check_choice("scale", scale, SCALES)
+    check_choice(BASELINES, baseline=baseline)
+    check_choice(SCALES, scale=scale)
     if number("ddof", ddof) not in (0, 1):
         raise ValueError(f"`ddof` must be 0 or 1, but {ddof} was given.")
     if number("eps", eps) != 0:

@@ -3,15 +3,14 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 from sb3_flow.kernels.array_arguments import check_positive, check_shape, finite_result, numbers
-
-MAX_LOG_RATIO = 20.0
-"""Ratios are at most e^20: far beyond every clip range, and products with advantages stay finite."""
 
 
 def compute_gspo_importance_ratios(new_log_probs: ArrayLike, old_log_probs: ArrayLike, lengths: ArrayLike) -> np.ndarray:
     """
-    s_i = exp((sum_t log pi(a_t) - sum_t log mu(a_t)) / length_i), the geometric mean of the steps' ratios, at most e^20.
+    Compute s_i = exp((sum_t log pi(a_t) - sum_t log mu(a_t)) / length_i), the geometric mean of the steps' ratios, at most
+    e^20.
 
     :param new_log_probs: sums of log-probabilities under the policy that learns, one per sequence, shape ``(n,)``
     :param old_log_probs: sums under the policy that acted, shape ``(n,)``
@@ -31,7 +30,7 @@ def compute_gspo_importance_ratios(new_log_probs: ArrayLike, old_log_probs: Arra
 
 def apply_gspo_clipping(ratios: ArrayLike, advantages: ArrayLike, left: float = 0.02, right: float = 0.03) -> np.ndarray:
     """
-    min(s A, clip(s, 1 - left, 1 + right) A): an objective to be maximised, per sequence.
+    Compute min(s A, clip(s, 1 - left, 1 + right) A): an objective to be maximised, per sequence.
 
     The paper's range, 3e-4 and 4e-4, is that of texts of thousands of tokens; a sequence's ratio spreads as one over the root
     of its length, so the episodes of control tasks need a wider one.
@@ -49,7 +48,7 @@ def apply_gspo_clipping(ratios: ArrayLike, advantages: ArrayLike, left: float = 
 
 def compute_ppo_surrogate(ratios: ArrayLike, advantages: ArrayLike, clip_range: float = 0.2) -> np.ndarray:
     """
-    min(w A, clip(w, 1 - clip_range, 1 + clip_range) A), PPO's objective (Schulman et al. 2017, eq. 7), per step.
+    Compute min(w A, clip(w, 1 - clip_range, 1 + clip_range) A), PPO's objective (Schulman et al. 2017, eq. 7), per step.
 
     :param ratios: pi(a_t) / mu(a_t), shape ``(n,)``
     :param advantages: shape ``(n,)``

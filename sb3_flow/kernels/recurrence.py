@@ -33,8 +33,8 @@ else:
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def all_finite(x):  # type: ignore[no-untyped-def]
-    """:return: whether no entry of a flat array is NaN or infinite"""
+def all_finite(x):
+    """Say whether no entry of a flat array is NaN or infinite."""
     zero = x.dtype.type(0)
     total = zero
     for i in range(x.size):

@@ -24,8 +24,8 @@ def normalize_rewards(
     rewards: ArrayLike, running_mean: float = 0.0, running_var: float = 1.0, count: int = 0, epsilon: float = 1e-8
 ) -> tuple[np.ndarray, float, float, int]:
     """
-    Mean and variance are updated with the whole batch (Chan's merge of Welford's sums), then every reward is normalised by
-    them: (r - mean) / sqrt(var + epsilon).
+    Normalise rewards by running statistics. Mean and variance are updated with the whole batch (Chan's merge of Welford's
+    sums), then every reward is normalised: (r - mean) / sqrt(var + epsilon).
 
     :param rewards: shape ``(n,)``
     :param running_mean: mean so far
@@ -56,6 +56,8 @@ def normalize_rewards(
 
 def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarray:
     """
+    Clip rewards to an interval.
+
     :param rewards: shape ``(n,)``, ``(T, N)`` or ``(T, K, G)``
     :param minimum: lower bound; -inf for none
     :param maximum: upper bound; inf for none
@@ -76,6 +78,8 @@ def clip_rewards(rewards: ArrayLike, minimum: float, maximum: float) -> np.ndarr
 
 def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
     """
+    Compute statistics of rewards.
+
     :param rewards: at least one, shape ``(n,)``, ``(T, N)`` or ``(T, K, G)``
     :return: mean, std (population), min, max, median, count
     :raises ValueError: if there is none, or one is not finite
@@ -104,7 +108,8 @@ def shape_rewards(
     terminated: np.ndarray | None = None,
 ) -> np.ndarray:
     """
-    r + gamma Phi(s') - Phi(s) (Ng et al. 1999), which leaves optimal policies as they are if terminal states have potential 0.
+    Compute r + gamma Phi(s') - Phi(s) (Ng et al. 1999), which leaves optimal policies as they are if terminal states have
+    potential 0.
 
     :param rewards: shape ``(n,)`` or ``(T, N)``
     :param potentials: Phi(s), same shape
@@ -126,7 +131,7 @@ def shape_rewards(
 
 def exponential_moving_average(x: ArrayLike, alpha: float) -> np.ndarray:
     """
-    e_0 = x_0;  e_t = alpha x_t + (1 - alpha) e_{t-1}
+    Compute e_0 = x_0;  e_t = alpha x_t + (1 - alpha) e_{t-1}
 
     :param x: shape ``(n,)``
     :param alpha: weight of the newest number, in [0, 1]
@@ -142,7 +147,7 @@ def exponential_moving_average(x: ArrayLike, alpha: float) -> np.ndarray:
 
 def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float) -> np.ndarray:
     """
-    The linear map of [min, max] onto the target range; rewards that spread less than 1e-10 become its middle.
+    Map [min, max] linearly onto the target range; rewards that spread less than 1e-10 become its middle.
 
     :param rewards: shape ``(n,)`` or ``(T, N)``
     :param target_min: where the smallest reward goes
@@ -168,7 +173,7 @@ def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float)
 
 
 @compiled()
-def _moving_average(x, alpha, out):  # type: ignore[no-untyped-def]
+def _moving_average(x, alpha, out):
     average = 0.0
     for i in range(x.size):
         average = alpha * x[i] + (1.0 - alpha) * average if i else np.float64(x[i])

@@ -9,27 +9,25 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sb3_flow.compiled import compiled
+from sb3_flow.compiled.simd import intrinsic
 
 BLOCK = 8
 """Entries of one vector operation."""
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 
-
-def _vectors(context, kind):  # type: ignore[no-untyped-def]
-    """:return: type of a block of an array's entries; functions that load and store one at data[index:index + 8]"""
+def _vectors(context, kind):
+    """Make the type of a block of an array's entries; functions that load and store a block at data[index:index + 8]"""
     block, align = ir.VectorType(context.get_value_type(kind.dtype), BLOCK), kind.dtype.bitwidth // 8
 
-    def place(builder, data, index):  # type: ignore[no-untyped-def]
+    def place(builder, data, index):
         return builder.bitcast(builder.gep(data, [index]), block.as_pointer())
 
-    def load(builder, data, index):  # type: ignore[no-untyped-def]
+    def load(builder, data, index):
         return builder.load(place(builder, data, index), align=align)
 
-    def store(builder, value, data, index):  # type: ignore[no-untyped-def]
+    def store(builder, value, data, index):
         builder.store(value, place(builder, data, index), align=align)
 
     return block, load, store
@@ -37,13 +35,13 @@ def _vectors(context, kind):  # type: ignore[no-untyped-def]
 
 def _add_product(fused: bool) -> Any:
     """
-    :return: an operation on d, c, i, j: d[i:i+8] += c[i:i+8] d[j:j+8]. The compiler cannot make this of a loop, as it does not
+    Make an operation on d, c, i, j: d[i:i+8] += c[i:i+8] d[j:j+8]. The compiler cannot make this of a loop, as it does not
         know that the blocks are apart.
     """
     flags = ("contract",) if fused else ()
 
-    def operation(typingctx, d, c, i, j):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, d, c, i, j):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             _, load, store = _vectors(context, kind)
             x, factors = (context.make_array(kind)(context, builder, value=array).data for array in args[:2])
@@ -53,25 +51,25 @@ def _add_product(fused: bool) -> Any:
 
         return types.none(d, c, types.intp, types.intp), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 def _scan(lag: int) -> Any:
     """
-    :return: an operation on d, c, start, count that solves the recurrence over ``lag`` (1, 2, 4 or 8) entries in ``count``
+    Make an operation on d, c, start, count that solves the recurrence over ``lag`` (1, 2, 4 or 8) entries in ``count``
         blocks from ``start`` on. Steps within a block are merged, x_t = (d_t + c_t d_{t+1}) + c_t c_{t+1} x_{t+2} and so on;
-        only one operation per block waits for the block after it.
+        a single operation per block waits for the block after it.
     """
 
-    def operation(typingctx, d, c, start, count):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, d, c, start, count):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             block, load, store = _vectors(context, kind)
             x, factors = (context.make_array(kind)(context, builder, value=array).data for array in args[:2])
             lanes = ir.VectorType(ir.IntType(32), BLOCK)
             zeros, ones = block([0.0] * BLOCK), block([1.0] * BLOCK)
 
-            def add_product(a, b, c):  # type: ignore[no-untyped-def]
+            def add_product(a, b, c):
                 return builder.fadd(a, builder.fmul(b, c, flags=("contract",)), flags=("contract",))
 
             carry = cgutils.alloca_once(builder, block)
@@ -94,7 +92,7 @@ def _scan(lag: int) -> Any:
 
         return types.none(d, c, types.intp, types.intp), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 _add_block, _add_block_in_order = _add_product(True), _add_product(False)
@@ -102,9 +100,9 @@ _scan_1, _scan_2, _scan_4, _scan_8 = _scan(1), _scan(2), _scan(4), _scan(8)
 
 
 @compiled()
-def solve(d, c, lag):  # type: ignore[no-untyped-def]
+def solve(d, c, lag):
     """
-    x_i = d_i + c_i x_{i + lag}
+    Solve x_i = d_i + c_i x_{i + lag} in place.
 
     :param d: flat; receives x, which at the last ``lag`` entries is d
     :param c: flat, as long; zero at the last ``lag`` entries
@@ -130,8 +128,8 @@ def solve(d, c, lag):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=False)
-def solve_in_order(d, c, lag):  # type: ignore[no-untyped-def]
-    """As :func:`solve`, one multiplication and one addition per entry, each rounded; the end of c is not read."""
+def solve_in_order(d, c, lag):
+    """Solve as :func:`solve`, with one multiplication and one addition per entry, each rounded; the end of c is not read."""
     if lag == 1:
         following = d[d.size - 1]  # in a register, not read back
         for k in range(d.size - 2, -1, -1):

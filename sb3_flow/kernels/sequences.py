@@ -1,4 +1,4 @@
-"""What GAE and V-trace share: checks of a batch of trajectories, one-step errors, and where discounted sums are cut."""
+"""Shared parts of GAE and V-trace: checks of a batch of trajectories, one-step errors, and where discounted sums are cut."""
 
 import numpy as np
 
@@ -36,6 +36,8 @@ def check_sequences(
     final_values: Optional,
 ) -> Arrays:
     """
+    Check a batch of trajectories.
+
     :param rewards: shape ``(T,)`` or ``(T, N)``
     :param values: the same shape, or one row more
     :param last_values: shape ``(N,)``, or a number for ``(T,)``
@@ -89,7 +91,7 @@ def _check_truncation(
 
 
 def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: np.ndarray, truncated: Optional) -> np.ndarray:
-    """Nothing follows if all trajectories end at the last step."""
+    """Make zeros for the last values if all trajectories end at the last step."""
     done = terminated[-1] if truncated is None else terminated[-1] | truncated[-1]
     if not done.all():
         raise ValueError(
@@ -109,7 +111,7 @@ def explain(
     **others: np.ndarray,
 ) -> None:
     """
-    For results that are not finite: only bootstrap values that are used are searched.
+    Explain why a result is not finite. Only bootstrap values that are used are searched.
 
     :raises ValueError: always
     """
@@ -122,8 +124,8 @@ def explain(
 
 
 @compiled()
-def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):  # type: ignore[no-untyped-def]
-    """:return: whether all arrays have the shape of the rewards, and there is something to do"""
+def shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
+    """Say whether all arrays have the shape of the rewards, and there is at least one step."""
     fit = rewards.size > 0 and values.shape == rewards.shape and last_values.size == rewards.shape[1]
     fit = fit and terminated.shape == rewards.shape
     if truncated is not None:
@@ -132,9 +134,9 @@ def shapes_fit(rewards, values, last_values, terminated, truncated, final_values
 
 
 @compiled()
-def td_errors(rewards, values, last_values, terminated, truncated, final_values, gamma, start, out):  # type: ignore[no-untyped-def]
+def td_errors(rewards, values, last_values, terminated, truncated, final_values, gamma, start, out):
     """
-    r_t + gamma (1 - term_t) V'_t - V_t, where V'_t is V_{t+1}, or V(final observation) where truncated.
+    Compute r_t + gamma (1 - term_t) V'_t - V_t, where V'_t is V_{t+1}, or V(final observation) where truncated.
 
     :param out: the flat entries from ``start`` on (whole steps); all arrays but ``last_values`` are flat
     """
@@ -165,9 +167,9 @@ def td_errors(rewards, values, last_values, terminated, truncated, final_values,
 
 
 @compiled()
-def continuations(terminated, truncated, factor, start, out):  # type: ignore[no-untyped-def]
+def continuations(terminated, truncated, factor, start, out):
     """
-    factor (1 - term_t) (1 - trunc_t)
+    Compute factor (1 - term_t) (1 - trunc_t).
 
     :param out: the flat entries from ``start`` on; all arrays are flat
     """

@@ -34,8 +34,10 @@ def compute_vtrace(
     rho_pg_bar: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
-    :param log_rhos: log pi(a_t | s_t) - log mu(a_t | s_t), float32 or float64, shape ``(T,)`` or ``(T, N)``; infinite ones
-        mean a ratio of 0 or the cap
+    Compute V-trace's value targets and advantages.
+
+    :param log_rhos: log pi(a_t | s_t) - log mu(a_t | s_t), float32 or float64, shape ``(T,)`` or ``(T, N)``; an infinite
+        entry means a ratio of 0 or the cap
     :param rewards: same shape and dtype, like the arguments below as in :func:`compute_gae`
     :param values: V of the policy that learns, at update time
     :param last_values: V of the observation after the last step
@@ -92,7 +94,7 @@ def compute_vtrace(
 
 
 @Loop
-def _vtrace(  # type: ignore[no-untyped-def]
+def _vtrace(
     ratios,
     rewards,
     values,

@@ -15,14 +15,14 @@ from sb3_flow.losses.tensors import importance_ratio, require_same_shape
 
 
 class Advantages(NamedTuple):
-    """What :func:`gae_scan` returns, each ``(T, N)``."""
+    """Results of :func:`gae_scan`, each ``(T, N)``."""
 
     advantages: th.Tensor
     returns: th.Tensor
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace_scan` returns, each ``(T, N)``."""
+    """Results of :func:`vtrace_scan`, each ``(T, N)``."""
 
     vs: th.Tensor
     q_minus_v: th.Tensor
@@ -31,7 +31,7 @@ class VTrace(NamedTuple):
 
 def linear_scan(decay: th.Tensor, increment: th.Tensor) -> th.Tensor:
     """
-    x_t = increment_t + decay_t x_{t+1} backwards in time, x_T = 0, by composing the affine maps of ever longer windows:
+    Solve x_t = increment_t + decay_t x_{t+1} backwards in time, x_T = 0, by composing the affine maps of ever longer windows:
     (a, b) o (a', b') = (a a', b + a b').
 
     :param decay: shape ``(T, ...)``
@@ -62,7 +62,7 @@ def gae_scan(
     gae_lambda: float,
 ) -> Advantages:
     """
-    Generalised advantage estimation (arXiv 1506.02438, Eq. 16) with a bootstrap at time limits:
+    Estimate advantages (GAE, arXiv 1506.02438, Eq. 16) with a bootstrap at time limits:
 
         delta_t = r_t + gamma (1 - term_t) V(s'_t) - V_t,   A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
 
@@ -99,7 +99,8 @@ def vtrace_scan(
     rho_pg_bar: float = 1.0,
 ) -> VTrace:
     """
-    V-trace (arXiv 1802.01561, Eq. 1 and Remark 2). With w = exp(log_rhos), rho = min(rho_bar, w), c = lambda min(c_bar, w):
+    Compute V-trace (arXiv 1802.01561, Eq. 1 and Remark 2). With w = exp(log_rhos), rho = min(rho_bar, w), c = lambda
+    min(c_bar, w):
 
         delta_t = rho_t (r_t + gamma (1 - term_t) V(s'_t) - V_t),   e_t = delta_t + gamma (1 - done_t) c_t e_{t+1}
         vs_t = V_t + e_t,   q_t - V_t = r_t + gamma (1 - term_t) n_t - V_t
@@ -137,7 +138,7 @@ def vtrace_scan(
 
 
 def _ends(terminated: th.Tensor, truncated: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    """:return: terminated, and terminated or truncated, as bool"""
+    """Make terminated, and terminated or truncated, as bool."""
     require_same_shape(terminated=terminated, truncated=truncated)
     return terminated.bool(), terminated.bool() | truncated.bool()
 
@@ -151,7 +152,7 @@ def _td_errors(
     final_values: th.Tensor,
     gamma: float,
 ) -> th.Tensor:
-    """:return: r_t + gamma (1 - term_t) V(s'_t) - V_t, shape ``(T, N)``"""
+    """Compute r_t + gamma (1 - term_t) V(s'_t) - V_t, shape ``(T, N)``."""
     require_same_shape(rewards=rewards, values=values, terminated=terminated, done=done, final_values=final_values)
     require_same_shape(last_values=last_values, first_values=values[0])
     successors = th.where(done, final_values, th.cat((values[1:], last_values.unsqueeze(0))))

@@ -10,8 +10,8 @@ def flow_matching_loss(
     mask: th.Tensor | None = None,
 ) -> th.Tensor:
     """
-    Conditional flow matching along straight paths x_t = (1 - t) noise + t actions (arXiv 2210.02747, Eq. 23 with
-    sigma_min = 0): mean squared distance of the predicted velocity at x_t to ``actions - noise``.
+    Compute the loss of conditional flow matching along straight paths x_t = (1 - t) noise + t actions (arXiv 2210.02747, Eq.
+    23 with sigma_min = 0): mean squared distance of the predicted velocity at x_t to ``actions - noise``.
 
     :param velocity: predicted velocity in unit time at (x_t, t), shape ``(B, A)``
     :param noise: x_0, shape ``(B, A)``

@@ -27,7 +27,7 @@ def group_advantages(
     eps: float = 1e-8,
 ) -> th.Tensor:
     """
-    Advantages of whole trajectories. The defaults are GRPO's (arXiv 2402.03300, 4.1.2); ``scale="none"`` is Dr. GRPO's
+    Compute advantages of whole trajectories. The defaults are GRPO's (arXiv 2402.03300, 4.1.2); ``scale="none"`` is Dr. GRPO's
     (arXiv 2503.20783).
 
     :param rewards: one number per trajectory, shape ``(K, G)``
@@ -60,9 +60,10 @@ def group_returns_to_go(
     eps: float = 1e-8,
 ) -> Advantages:
     """
-    Advantages of single steps: the discounted return-to-go against that of the group's members alive at the same step.
+    Compute advantages of single steps: the discounted return-to-go against the returns-to-go of the group's members alive at
+    the same step.
 
-    :param rewards: shape ``(T, K, G)``; those of dead steps are not read
+    :param rewards: shape ``(T, K, G)``; the rewards of dead steps are not read
     :param alive: true from the first step of an episode to its last, both included, bool, shape ``(T, K, G)``
     :param gamma: discount
     :param baseline: see :func:`group_advantages`, over the members alive at the step
@@ -134,13 +135,13 @@ def _against_peers(x: th.Tensor, alive: th.Tensor, baseline: Baseline, ddof: int
 
 
 def _inverse_batch_std(centred: th.Tensor, x: th.Tensor, alive: th.Tensor, ddof: int, eps: float) -> th.Tensor:
-    """:return: inverse of the standard deviation of ``centred`` over all that are alive, scalar"""
+    """Invert the standard deviation of ``centred`` over all that are alive; return a scalar."""
     n = alive.sum()
     deviation = (centred - centred.sum() / n.clamp(min=1)).masked_fill(~alive, 0.0)
     return _inverse((deviation.square().sum() / (n - ddof).clamp(min=1)).sqrt(), x.abs().amax(), eps)
 
 
 def _inverse(std: th.Tensor, size: th.Tensor, eps: float) -> th.Tensor:
-    """:return: 1 / (std + eps), zero where std is nothing but rounding errors of numbers of that size"""
+    """Compute 1 / (std + eps), zero where std is nothing but rounding errors of numbers of that size."""
     inverse = 1.0 / (std + eps)
     return inverse.masked_fill(std <= _SMALLEST_RELATIVE_STD * size, 0.0)

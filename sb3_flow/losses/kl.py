@@ -2,8 +2,8 @@
 Kullback-Leibler divergences KL(pi || ref) between the policy and a reference: exact, per state, or estimated from the
 log-ratio of sampled actions. All return one number per row, to be averaged by the caller.
 
-Prefer the exact form: every distribution of SB3 has one, and it has no variance. Of the estimates only k2 is a loss; what
-each does as one is in its docstring (a ~ pi, the weights of samples of another policy without gradient).
+Prefer the exact form: every distribution of SB3 has one, and it has no variance. Of the estimates only k2 is a loss; the
+docstring of each says what it does as a loss (a ~ pi, the weights of samples of another policy without gradient).
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import torch as th
 from torch.distributions import Bernoulli, Categorical, Distribution, kl_divergence
 from torch.nn import functional as F
 
-from sb3_flow.losses.tensors import MAX_LOG_RATIO
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 
 
 def exact_kl(p: Distribution | Sequence[Distribution], q: Distribution | Sequence[Distribution]) -> th.Tensor:
     """
-    KL(p || q) in closed form, summed over the components of the action. Takes what SB3's distributions hold in
+    Compute KL(p || q) in closed form, summed over the components of the action. Takes what SB3's distributions hold in
     ``.distribution``: Categorical, Normal, Bernoulli, and the list of Categoricals of MultiDiscrete actions.
 
     Squashed Gaussians: give the Gaussians before squashing (in SB3 those are in ``.distribution`` anyway); both policies
@@ -58,7 +58,7 @@ def _closed_form(p: Distribution, q: Distribution) -> th.Tensor:
 
 def kl_k1(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
     """
-    k1 = x: unbiased, can be negative, large variance.
+    Estimate by k1 = x: unbiased, can be negative, large variance.
 
     **Not a loss: its expected gradient is zero**, E_pi[d log pi] = 0. Subtract it from the reward instead, or give a
     ``weight`` pi / mu that carries a gradient: then the gradient is that of KL(pi || ref).
@@ -72,7 +72,8 @@ def kl_k1(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
 
 def kl_k2(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
     """
-    k2 = x^2 / 2: never negative, slightly biased. As a loss it has the right expected gradient, that of KL(pi || ref).
+    Estimate by k2 = x^2 / 2: never negative, slightly biased. As a loss it has the right expected gradient, that of KL(pi ||
+    ref).
 
     :param log_ratio: x = log pi(a|s) - log ref(a|s) of a ~ pi, shape ``(B,)``
     :param weight: pi / mu of samples a ~ mu, shape ``(B,)``, detached; None for a ~ pi
@@ -83,7 +84,7 @@ def kl_k2(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
 
 def kl_k3(log_ratio: th.Tensor, weight: th.Tensor | None = None) -> th.Tensor:
     """
-    k3 = exp(-x) - 1 + x: unbiased and never negative. GRPO's penalty (arXiv 2402.03300, Eq. 4).
+    Estimate by k3 = exp(-x) - 1 + x: unbiased and never negative. GRPO's penalty (arXiv 2402.03300, Eq. 4).
 
     **As a loss it follows the other direction**: its expected gradient is that of KL(ref || pi), unless the ``weight``
     carries a gradient.

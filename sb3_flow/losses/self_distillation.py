@@ -159,5 +159,5 @@ def progressive_loss(
 
 
 def _interpolate(noise: th.Tensor, actions: th.Tensor, t: th.Tensor) -> th.Tensor:
-    """:return: (1 - t) noise + t actions"""
+    """Compute (1 - t) noise + t actions."""
     return (1.0 - t) * noise + t * actions

@@ -21,8 +21,8 @@ def clipped_surrogate(
     dual_clip: float | None = None,
 ) -> th.Tensor:
     """
-    PPO (arXiv 1707.06347, Eq. 7), as a loss: -min(A w, A clip(w, 1 - clip_range, 1 + clip_range_high)). Its mean and the
-    gradients of that are those of SB3's PPO to the last bit.
+    Compute PPO's objective (arXiv 1707.06347, Eq. 7), as a loss: -min(A w, A clip(w, 1 - clip_range, 1 + clip_range_high)).
+    Its mean and the gradients of that are those of SB3's PPO to the last bit.
 
     The gradient is -A w d(log pi) where A >= 0 and w <= 1 + clip_range_high, or A < 0 and w >= 1 - clip_range; else zero.
 
@@ -55,8 +55,8 @@ def decoupled_surrogate(
     rho_bar: float = 1.0,
 ) -> th.Tensor:
     """
-    Decoupled PPO (arXiv 2110.00641): the policy that acted and the one that the update must stay close to are different
-    ones, which is what asynchronous collection needs:
+    Compute the loss of decoupled PPO (arXiv 2110.00641): the policy that acted and the one that the update must stay close to
+    are different ones, which is what asynchronous collection needs:
 
         sg[min(pi_prox / mu, rho_bar)] * clipped_surrogate(pi / pi_prox, A)
 
@@ -82,7 +82,8 @@ def decoupled_surrogate(
 
 def segment_mean(x: th.Tensor, segments: th.Tensor, n_segments: int) -> th.Tensor:
     """
-    Mean of the rows of every segment. Rows that shall not count can be given to one more segment, which is then dropped.
+    Compute the mean of the rows of every segment. Rows that shall not count can be given to one more segment, which is then
+    dropped.
 
     On CUDA the order of summation, and with it the last bit, varies unless torch's deterministic algorithms are on.
 
@@ -100,8 +101,8 @@ def segment_mean(x: th.Tensor, segments: th.Tensor, n_segments: int) -> th.Tenso
 
 def sequence_log_ratio(log_prob: th.Tensor, old_log_prob: th.Tensor, segments: th.Tensor, n_segments: int) -> th.Tensor:
     """
-    Logarithm of GSPO's ratio, normalised by the length (arXiv 2507.18071, Eq. 7): the mean of log pi - log mu over the steps
-    of a trajectory.
+    Compute the logarithm of GSPO's ratio, normalised by the length (arXiv 2507.18071, Eq. 7): the mean of log pi - log mu over
+    the steps of a trajectory.
 
     :param log_prob: log pi(a|s), shape ``(B,)``
     :param old_log_prob: log mu(a|s), shape ``(B,)``
@@ -124,8 +125,8 @@ def gspo_loss(
     clip_range_high: float | None = None,
 ) -> th.Tensor:
     """
-    GSPO (arXiv 2507.18071, Eq. 5): the clipped surrogate with one ratio s = exp(mean_t log w_t) and one advantage (the mean
-    of its rows') for a whole trajectory. Trajectories must be complete in the batch.
+    Compute the loss of GSPO (arXiv 2507.18071, Eq. 5): the clipped surrogate with one ratio s = exp(mean_t log w_t) and one
+    advantage (the mean of its rows') for a whole trajectory. Trajectories must be complete in the batch.
 
     Mean log-ratios are smaller than those of single steps, by about the root of the length, so ``clip_range`` has to be:
     the published 3e-4 and 4e-4 belong to texts of thousands of tokens.
@@ -154,8 +155,9 @@ def gspo_token_loss(
     clip_range_high: float | None = None,
 ) -> th.Tensor:
     """
-    GSPO-token (arXiv 2507.18071, Eqs. 13-14): every step has its own advantage, its ratio is sg[s] pi / sg[pi] with the
-    trajectory's s. Value and gradient are those of :func:`gspo_loss` where advantages are constant in a trajectory.
+    Compute the loss of GSPO-token (arXiv 2507.18071, Eqs. 13-14): every step has its own advantage, its ratio is sg[s] pi /
+    sg[pi] with the trajectory's s. Value and gradient are those of :func:`gspo_loss` where advantages are constant in a
+    trajectory.
 
     :param log_prob: log pi(a|s), shape ``(B,)``
     :param old_log_prob: log mu(a|s), shape ``(B,)``
@@ -181,7 +183,7 @@ def value_loss(
     clipping: Literal["sb3", "max"] = "sb3",
 ) -> th.Tensor:
     """
-    Mean squared error, without the factor 1/2, of values that are clipped around those of the collection if
+    Compute the mean squared error, without the factor 1/2, of values that are clipped around those of the collection if
     ``clip_range_vf`` is given. Value and gradients are those of SB3's PPO to the last bit (``clipping="sb3"``).
 
     :param values: shape ``(B,)``

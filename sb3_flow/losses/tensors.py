@@ -1,17 +1,16 @@
-"""What the other modules of this package share."""
+"""Importance ratios and checks of shapes, which all losses share."""
 
 import math
 
 import torch as th
 
-# exp(20) = 4.9e8: no estimate with such a ratio means anything, and its products are still far from float32's overflow
-MAX_LOG_RATIO = 20.0
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 
 
 def importance_ratio(log_ratio: th.Tensor, cap: float = math.inf) -> th.Tensor:
     """
-    min(exp(log_ratio), cap) that cannot overflow: the logarithm is cut at 20 before it is exponentiated. What is cut has no
-    gradient; NaN stays NaN (looking for it would wait for the device).
+    Compute min(exp(log_ratio), cap) without overflow: the logarithm is cut at 20 before it is exponentiated. Entries that are
+    cut have no gradient; NaN stays NaN (looking for NaN would wait for the device).
 
     :param log_ratio: log pi(a|s) - log mu(a|s), any shape
     :param cap: largest ratio
@@ -23,7 +22,7 @@ def importance_ratio(log_ratio: th.Tensor, cap: float = math.inf) -> th.Tensor:
 
 def require_same_shape(**tensors: th.Tensor) -> None:
     """
-    (B,) beside (B, 1) broadcasts to (B, B) without a word, so it is refused.
+    Refuse tensors of different shapes: (B,) beside (B, 1) would broadcast to (B, B) without a word.
 
     :param tensors: by the name that the message gives them
     :raises ValueError: if their shapes differ

@@ -1,6 +1,4 @@
-"""
-Adam with a clipped gradient on flat vectors, as torch's ``clip_grad_norm_`` and ``Adam``.
-"""
+"""Adam with a clipped gradient on flat vectors, as torch's ``clip_grad_norm_`` and ``Adam``."""
 
 import numpy as np
 
@@ -9,7 +7,7 @@ from sb3_flow.native.matrices import outlined
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def _squares(x):  # type: ignore[no-untyped-def]
+def _squares(x):
     total = x.dtype.type(0)
     for i in range(x.size):
         total += x[i] * x[i]
@@ -17,7 +15,7 @@ def _squares(x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def clip_norm(grad, max_norm):  # type: ignore[no-untyped-def]
+def clip_norm(grad, max_norm):
     """Scale a flat gradient so that its norm is at most ``max_norm``. A norm of NaN makes all of it NaN, as in torch."""
     outlined()
     real = grad.dtype.type
@@ -28,8 +26,10 @@ def clip_norm(grad, max_norm):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def adam_step(params, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps):  # type: ignore[no-untyped-def]
+def adam_step(params, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps):
     """
+    Do a step of Adam.
+
     :param params: flat, changed in place
     :param grad: flat
     :param exp_avg: flat, changed in place

@@ -3,8 +3,8 @@ Action distributions on a block of a minibatch: log-probabilities, entropies, di
 to the actor's outputs; and sampling. Formulas are torch's, and those of ``losses.kl``.
 
 Numbers lie feature by feature (see ``matrices``). A row's gradient is ``g * score + extra``, g being the gradient of the loss
-with respect to its log-probability. A Gaussian's standard deviations follow its means: the second half of its scores are
-those of log_std.
+with respect to its log-probability. A Gaussian's standard deviations follow its means: the second half of its scores
+belongs to log_std.
 """
 
 import math
@@ -20,7 +20,7 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 @compiled()
-def normalise_logits(x, at, c, size):  # type: ignore[no-untyped-def]
+def normalise_logits(x, at, c, size):
     """Subtract the logarithm of the sum of the exponentials from ``size`` features of row c."""
     at += c
     end = at + size * STRIDE
@@ -36,19 +36,21 @@ def normalise_logits(x, at, c, size):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def softplus(x):  # type: ignore[no-untyped-def]
-    """:return: log(1 + exp(x)) of a number"""
+def softplus(x):
+    """Compute log(1 + exp(x)) of a number."""
     return (_ZERO if x < _ZERO else x) + np.log1p(np.exp(-abs(x)))
 
 
 @compiled()
-def _sigmoid(x):  # type: ignore[no-untyped-def]
+def _sigmoid(x):
     return _ONE / (_ONE + np.exp(-x))
 
 
 @compiled()
-def categorical_scores(components, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):  # type: ignore[no-untyped-def]
+def categorical_scores(components, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):
     """
+    Score (multi-)discrete actions: log-probabilities, their derivatives by the logits, entropies and divergences.
+
     :param components: choices of each part of the action
     :param x: workspace, with the logits at ``at`` and places of as many features at ``score_at`` and ``extra_at``
     :param count: rows of the block; the others are left alone
@@ -57,7 +59,7 @@ def categorical_scores(components, x, at, count, score_at, extra_at, actions, or
     :param ent: factor of the gradient of a row's entropy
     :param kl: likewise of the divergence
     :param reference: logits of the reference, shape ``(N, features)``, or without rows
-    :param log_probs: receives those of the block
+    :param log_probs: receives the log-probabilities of the block
     :return: sums of the entropies and of the divergences
     """
     outlined()
@@ -105,8 +107,8 @@ def categorical_scores(components, x, at, count, score_at, extra_at, actions, or
 
 
 @compiled()
-def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):  # type: ignore[no-untyped-def]
-    """As :func:`categorical_scores`, of n independent binary numbers."""
+def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):
+    """Score n independent binary numbers, as :func:`categorical_scores`."""
     outlined()
     real = x.dtype.type
     one, ent, kl = real(1), real(ent), real(kl)
@@ -132,11 +134,11 @@ def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first,
 
 
 @compiled()
-def gaussian_scores(  # type: ignore[no-untyped-def]
+def gaussian_scores(
     n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs, log_std, reference_log_std, grad
 ):
     """
-    As :func:`categorical_scores`, of n independent normal numbers, with places for 2 n scores.
+    Score n independent normal numbers, as :func:`categorical_scores`, with places for 2 n scores.
 
     :param log_std: shape ``(n,)``
     :param reference: means
@@ -176,9 +178,9 @@ def gaussian_scores(  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def act(distribution, components, x, at, count, log_std, noise, first, actions, log_probs):  # type: ignore[no-untyped-def]
+def act(distribution, components, x, at, count, log_std, noise, first, actions, log_probs):
     """
-    Actions and their log-probabilities.
+    Draw actions and compute their log-probabilities.
 
     :param distribution: code
     :param components: choices of each part of the action

@@ -12,38 +12,38 @@ import numpy as np
 from sb3_flow.compiled import compiled
 from sb3_flow.compiled.tanh import CLAMP, P1, P3, P5, P7, P9, P11, P13, Q0, Q2, Q4, Q6
 from sb3_flow.native.matrices import LANES, STRIDE, add_inner_products, multiply, outlined
-from sb3_flow.native.network_layout import TANH
+from sb3_flow.native.network_layout import BIAS, INPUTS, OUTPUTS, TANH, WEIGHT
 
 
 @compiled()
-def aligned(size, like):  # type: ignore[no-untyped-def]
-    """:return: an uninitialised flat array that starts at a cache line, of the dtype of ``like``"""
+def aligned(size, like):
+    """Make an uninitialised flat array that starts at a cache line, of the dtype of ``like``."""
     array = np.empty(size + 64 // like.itemsize, like.dtype)
     skip = (-array.ctypes.data % 64) // like.itemsize
     return array[skip : skip + size]
 
 
 @compiled()
-def total_outputs(layers):  # type: ignore[no-untyped-def]
-    """:return: features of all layers' outputs"""
+def total_outputs(layers):
+    """Count the features of all layers' outputs."""
     total = 0
     for i in range(len(layers)):
-        total += layers[i, 3]
+        total += layers[i, OUTPUTS]
     return total
 
 
 @compiled()
-def widest_output(layers):  # type: ignore[no-untyped-def]
-    """:return: the most features that a layer puts out"""
+def widest_output(layers):
+    """Find the largest number of features that a layer puts out."""
     widest = 0
     for i in range(len(layers)):
-        widest = max(widest, layers[i, 3])
+        widest = max(widest, layers[i, OUTPUTS])
     return widest
 
 
 @compiled()
-def padded(rows):  # type: ignore[no-untyped-def]
-    """:return: the next multiple of a vector's lanes"""
+def padded(rows):
+    """Round up to a multiple of a vector's lanes."""
     return (rows + LANES - 1) // LANES * LANES
 
 
@@ -52,7 +52,7 @@ FEW = 12
 
 
 @compiled()
-def gather(table, rows, first, count, x):  # type: ignore[no-untyped-def]
+def gather(table, rows, first, count, x):
     """Put ``table[rows[first : first + count]]`` at the start of x, transposed; what pads a vector becomes zero."""
     for c in range(count):
         row = rows[first + c]
@@ -62,8 +62,8 @@ def gather(table, rows, first, count, x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def gather_rows(table, first, count, x):  # type: ignore[no-untyped-def]
-    """As :func:`gather`, of ``table[first : first + count]``."""
+def gather_rows(table, first, count, x):
+    """Put ``table[first : first + count]`` at the start of x, as :func:`gather`."""
     for c in range(count):
         for f in range(table.shape[1]):
             x[f * STRIDE + c] = table[first + c, f]
@@ -71,15 +71,15 @@ def gather_rows(table, first, count, x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _pad(x, features, count):  # type: ignore[no-untyped-def]
+def _pad(x, features, count):
     for f in range(features):
         for c in range(count, padded(count)):
             x[f * STRIDE + c] = 0
 
 
 @compiled()
-def _tanh_float32(x):  # type: ignore[no-untyped-def]
-    # A rational function that is right to a few units in the last place (see ``activations``). NaN stays NaN: it is
+def _tanh_float32(x):
+    # A rational function that is right to a few units in the last place (see ``compiled.tanh``). NaN stays NaN: it is
     # neither below nor above anything. In place, so that the loop is made of vector operations.
     low, high = x.dtype.type(-CLAMP), x.dtype.type(CLAMP)
     for i in range(x.size):
@@ -100,7 +100,7 @@ def _tanh_float32(x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _activate(x, activation):  # type: ignore[no-untyped-def]
+def _activate(x, activation):
     outlined()
     if activation != TANH:
         zero = x.dtype.type(0)
@@ -115,7 +115,7 @@ def _activate(x, activation):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _times_slope(d, y, activation):  # type: ignore[no-untyped-def]
+def _times_slope(d, y, activation):
     zero, one = y.dtype.type(0), y.dtype.type(1)
     if activation != TANH:
         for i in range(y.size):
@@ -126,8 +126,8 @@ def _times_slope(d, y, activation):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def total(x):  # type: ignore[no-untyped-def]
-    """:return: the sum"""
+def total(x):
+    """Sum up a flat array."""
     s = x.dtype.type(0)
     for i in range(x.size):
         s += x[i]
@@ -135,20 +135,22 @@ def total(x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # type: ignore[no-untyped-def]
+def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
     """
+    Run a perceptron forward on a block.
+
     :param params: flat
     :param layers: of one perceptron, see ``Network``
     :param activation: code
     :param x: workspace
     :param inputs_at: where the inputs are
-    :param outputs_at: where the outputs of the first layer go; those of the next ones follow
+    :param outputs_at: where the outputs of the first layer go; the outputs of the next layers follow
     :param columns: rows of the block, padded
     :return: where the last layer's outputs are
     """
     outlined()
     for i in range(len(layers)):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         multiply(params, weight, n_in, 1, params, bias, 1, n_out, n_in, x, inputs_at, x, outputs_at, columns)
         inputs_at = outputs_at
         outputs_at += n_out * STRIDE
@@ -159,8 +161,8 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):  # t
 
 
 @compiled(fastmath={"contract", "reassoc"})
-def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):  # type: ignore[no-untyped-def]
-    """A linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
+def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):
+    """Compute a linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
     outlined()
     whole, even = n_out - n_out % 4, count - count % 2
     for i in range(0, whole, 4):  # sums that do not wait for each other, and weights that are read once for two rows
@@ -205,9 +207,9 @@ def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, c
 
 
 @compiled()
-def forward_few(params, layers, activation, x, outputs_at, observations, count):  # type: ignore[no-untyped-def]
+def forward_few(params, layers, activation, x, outputs_at, observations, count):
     """
-    As :func:`forward`, of at most ``FEW`` rows.
+    Run :func:`forward` on at most ``FEW`` rows.
 
     :param params: flat
     :param layers: of one perceptron, see ``Network``
@@ -216,7 +218,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
     :param outputs_at: where the outputs go
     :param observations: shape ``(count, features)``
     :param count: rows
-    :return: where the last layer's outputs are, feature by feature as those of :func:`forward`
+    :return: where the last layer's outputs are, feature by feature as :func:`forward` leaves them
     """
     outlined()
     at, n_out = outputs_at, observations.shape[1]
@@ -225,7 +227,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
             x[c * n_out + f] = observations[c, f]
     inputs_at = 0
     for i in range(len(layers)):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, at, count)
         if i + 1 < len(layers):
             _activate(x[at : at + count * n_out], activation)
@@ -238,7 +240,7 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
 
 
 @compiled()
-def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d, d_at, other_at):  # type: ignore[no-untyped-def]
+def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d, d_at, other_at):
     """
     Add the gradients of the parameters to ``grad``.
 
@@ -252,13 +254,13 @@ def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d
     :param grad: flat
     :param d: flat, the gradient of the last layer's outputs is at ``d_at``, zero where rows are padded; overwritten
     :param d_at: place of as many features as the widest layer has
-    :param other_at: another one
+    :param other_at: another such place
     """
     outlined()
     nothing = np.zeros(1, x.dtype)
     at = last_at
     for i in range(len(layers) - 1, -1, -1):
-        weight, bias, n_in, n_out = layers[i, 0], layers[i, 1], layers[i, 2], layers[i, 3]
+        weight, bias, n_in, n_out = layers[i, WEIGHT], layers[i, BIAS], layers[i, INPUTS], layers[i, OUTPUTS]
         at = at - n_in * STRIDE if i else inputs_at
         add_inner_products(d, d_at, n_out, x, at, n_in, columns, grad, weight)
         for f in range(n_out):

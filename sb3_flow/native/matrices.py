@@ -13,10 +13,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sb3_flow.compiled import compiled
-from sb3_flow.compiled.simd import WIDE, broadcast
+from sb3_flow.compiled.simd import WIDE, broadcast, intrinsic
 
 LANES = 16
 """Entries of one vector operation."""
@@ -30,29 +29,28 @@ TILE_ROWS, TILE_VECTORS = (8, 2) if WIDE else (4, 1)
 TILE_COLUMNS = TILE_VECTORS * LANES
 TILE_SIDE = 4 if WIDE else 2
 
-_intrinsic: Any = intrinsic  # its signature names the compiler's argument, too
 _FUSED = ("contract",)
 
 
-def _operations(context, builder, kind):  # type: ignore[no-untyped-def]
-    """:return: scalar type, and functions that load and store a number of entries from an index on"""
+def _operations(context, builder, kind):
+    """Make the scalar type, and functions that load and store a number of entries from an index on"""
     scalar, align = context.get_value_type(kind.dtype), kind.dtype.bitwidth // 8
 
-    def place(data, index, count):  # type: ignore[no-untyped-def]
+    def place(data, index, count):
         pointer = builder.gep(data, [index])
         return pointer if count == 1 else builder.bitcast(pointer, ir.VectorType(scalar, count).as_pointer())
 
-    def load(data, index, count=LANES):  # type: ignore[no-untyped-def]
+    def load(data, index, count=LANES):
         return builder.load(place(data, index, count), align=align)
 
-    def store(value, data, index, count=LANES):  # type: ignore[no-untyped-def]
+    def store(value, data, index, count=LANES):
         builder.store(value, place(data, index, count), align=align)
 
     return scalar, load, store
 
 
-def _summing(context, builder, depth, start, step):  # type: ignore[no-untyped-def]
-    """Add ``step(index)``'s products to the sums ``start``, in registers; :return: the sums"""
+def _summing(context, builder, depth, start, step):
+    """Add ``step(index)``'s products to the sums ``start``, in registers; return the sums."""
     places = [cgutils.alloca_once_value(builder, value) for value in start]
     with cgutils.for_range(builder, depth) as loop:
         for place, (x, y) in zip(places, step(loop.index), strict=True):
@@ -63,18 +61,18 @@ def _summing(context, builder, depth, start, step):  # type: ignore[no-untyped-d
 
 def _product_tile(rows: int, vectors: int) -> Any:
     """
-    :return: an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The
+    Make an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The
         arrays are flat, with the index of the tile's first entry; a and the bias have any strides.
     """
 
-    def operation(typingctx, a, a_at, a_row, a_depth, bias, bias_at, bias_row, x, x_at, y, y_at, depth):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, a, a_at, a_row, a_depth, bias, bias_at, bias_row, x, x_at, y, y_at, depth):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             _, load, store = _operations(context, builder, kind)
             data = [context.make_array(kind)(context, builder, value=args[i]).data for i in (0, 4, 7, 9)]
             integer = args[1].type
 
-            def at(base, index, stride):  # type: ignore[no-untyped-def]
+            def at(base, index, stride):
                 stride = integer(stride) if isinstance(stride, int) else stride
                 return builder.add(base, builder.mul(index, stride))
 
@@ -83,7 +81,7 @@ def _product_tile(rows: int, vectors: int) -> Any:
                 value = broadcast(builder, load(data[1], at(args[5], integer(i), args[6]), 1), LANES)
                 start += [value] * vectors
 
-            def products(k):  # type: ignore[no-untyped-def]
+            def products(k):
                 first = at(args[8], k, STRIDE)
                 columns = [load(data[2], builder.add(first, integer(v * LANES))) for v in range(vectors)]
                 of_k = at(args[1], k, args[3])
@@ -101,24 +99,24 @@ def _product_tile(rows: int, vectors: int) -> Any:
         n = types.intp
         return types.none(a, n, n, n, bias, n, n, x, n, y, n, n), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
 def _inner_tile(rows: int, columns: int) -> Any:
     """
-    :return: an operation, g[i, l] += sum_j d[i, j] x[l, j] for ``rows`` i and ``columns`` l over ``depth`` vectors of j. The
+    Make an operation, g[i, l] += sum_j d[i, j] x[l, j] for ``rows`` i and ``columns`` l over ``depth`` vectors of j. The
         arrays are flat, with the index of the tile's first entry; the last argument is the stride of g's rows.
     """
     count = rows * columns
 
-    def operation(typingctx, d, d_at, x, x_at, depth, g, g_at, g_row):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def operation(typingctx, d, d_at, x, x_at, depth, g, g_at, g_row):
+        def codegen(context, builder, signature, args):
             kind = signature.args[0]
             scalar, load, store = _operations(context, builder, kind)
             data = [context.make_array(kind)(context, builder, value=args[i]).data for i in (0, 2, 5)]
             integer = args[1].type
 
-            def products(k):  # type: ignore[no-untyped-def]
+            def products(k):
                 offset = builder.mul(k, integer(LANES))
                 left = builder.add(args[1], offset)
                 right = builder.add(args[3], offset)
@@ -145,14 +143,14 @@ def _inner_tile(rows: int, columns: int) -> Any:
         n = types.intp
         return types.none(d, n, x, n, n, g, n, n), codegen
 
-    return _intrinsic(operation)
+    return intrinsic(operation)
 
 
-def _sum_lanes(builder, vectors):  # type: ignore[no-untyped-def]
-    """:return: one vector whose lanes 0, s, 2 s, ... hold the sums of the given ones, s = ``LANES // len(vectors)``"""
+def _sum_lanes(builder, vectors):
+    """Make a vector whose lanes 0, s, 2 s, ... hold the sums of the given vectors, s = ``LANES // len(vectors)``."""
     lanes = ir.VectorType(ir.IntType(32), LANES)
 
-    def add(u, v, low, high):  # type: ignore[no-untyped-def]
+    def add(u, v, low, high):
         halves = (builder.shuffle_vector(u, v, lanes([i % (2 * LANES) for i in part])) for part in (low, high))
         return builder.fadd(*halves)
 
@@ -174,11 +172,11 @@ _inner, _inner_row = _inner_tile(TILE_SIDE, TILE_SIDE), _inner_tile(1, TILE_SIDE
 _inner_one = _inner_tile(1, 1)
 
 
-@_intrinsic
-def outlined(typingctx):  # type: ignore[no-untyped-def]
-    """Keeps the function that calls it from being copied into its callers, which would then take long to compile."""
+@intrinsic
+def outlined(typingctx):
+    """Keep the calling function from being copied into its callers, which would then take long to compile."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")
         return context.get_dummy_value()
 
@@ -186,16 +184,16 @@ def outlined(typingctx):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x_at, y, y_at, columns):  # type: ignore[no-untyped-def]
+def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x_at, y, y_at, columns):
     """
-    y[i, j] = bias[i] + sum_k a[i, k] x[k, j]
+    Compute y[i, j] = bias[i] + sum_k a[i, k] x[k, j].
 
     :param a: flat, with the index of a[0, 0] and the distances of its rows and columns
     :param bias: flat, with the index of its first entry and the distance of the next
     :param rows: of a and y
     :param depth: columns of a, rows of x
     :param x: flat, with the index of x[0, 0], rows ``STRIDE`` apart
-    :param y: likewise; may be x if the two parts are apart
+    :param y: likewise; may be x if the two parts do not overlap
     :param columns: of x and y, a multiple of ``LANES``
     """
     outlined()
@@ -225,9 +223,9 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
 
 
 @compiled()
-def add_inner_products(d, d_at, rows, x, x_at, depth, columns, g, g_at):  # type: ignore[no-untyped-def]
+def add_inner_products(d, d_at, rows, x, x_at, depth, columns, g, g_at):
     """
-    g[i, l] += sum_j d[i, j] x[l, j]
+    Add sum_j d[i, j] x[l, j] to g[i, l].
 
     :param d: flat, with the index of d[0, 0], rows ``STRIDE`` apart
     :param rows: of d and g

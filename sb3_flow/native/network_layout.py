@@ -1,4 +1,4 @@
-"""What native update and forward pass know of a policy: two multilayer perceptrons whose parameters are one flat vector."""
+"""Descriptions of policies for the compiled loops: two multilayer perceptrons whose parameters are one flat vector."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +9,8 @@ from sb3_flow.kernels.array_arguments import INT64, integers, shown, whole
 
 TANH, RELU = 0, 1
 CATEGORICAL, BERNOULLI, GAUSSIAN = 0, 1, 2
+WEIGHT, BIAS, INPUTS, OUTPUTS = range(4)
+"""Columns of the tables of layers, see :class:`Network`."""
 
 
 class _Fields(NamedTuple):
@@ -57,9 +59,9 @@ class Network(_Fields):
         actor, critic = _table("actor", actor), _table("critic", critic)
         if not len(actor):
             raise ValueError("`actor` must have at least one layer, but it has none.")
-        _check_layers("actor", actor, int(actor[0, 2]), sum(parts), size)
+        _check_layers("actor", actor, int(actor[0, INPUTS]), sum(parts), size)
         if len(critic):
-            _check_layers("critic", critic, int(actor[0, 2]), 1, size)
+            _check_layers("critic", critic, int(actor[0, INPUTS]), 1, size)
         log_std = whole("log_std", log_std, -1)
         if (distribution == GAUSSIAN) != (log_std >= 0) or log_std + len(parts) > size:
             raise ValueError(
@@ -107,6 +109,8 @@ def describe_network(
     log_std: int = -1,
 ) -> Network:
     """
+    Describe a policy's networks to the loops.
+
     :param actor: rows (weight offset, bias offset, inputs, outputs), first layer first; see :class:`Network`
     :param critic: likewise, empty without a critic
     :param components: choices of every part of a categorical action, ``[n]`` or ``nvec``; ``[1] * n`` for n binary or
@@ -123,10 +127,10 @@ def describe_network(
 
 def check_network(network: Network) -> None:
     """
-    Check that offsets were checked.
+    Check that a network was made by :func:`describe_network`, which checks its offsets.
 
     :param network: of :func:`describe_network`
-    :raises ValueError: if it is anything else
+    :raises ValueError: if the network is anything else
     """
     if type(network) is not Network:
         raise ValueError(f"`network` must be made by `describe_network`, but {shown(network)} was given.")

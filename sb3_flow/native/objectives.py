@@ -1,12 +1,13 @@
-"""The loss that the native update minimises, and the optimiser that does it."""
+"""The loss that the native update minimises, and its optimiser."""
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sb3_flow.kernels.array_arguments import check_choice, number, shown
 
-CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = range(5)
-POLICY_LOSSES = {"clip": CLIP, "dual_clip": DUAL_CLIP, "gspo": GSPO, "gspo_token": GSPO_TOKEN, "decoupled": DECOUPLED}
+PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
+POLICY_LOSSES = {name: code for code, name in enumerate(get_args(PolicyLoss))}
+CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = POLICY_LOSSES.values()
 
 
 class Objective(NamedTuple):
@@ -36,7 +37,7 @@ class Adam(NamedTuple):
 
 
 def describe_objective(
-    policy_loss: str = "clip",
+    policy_loss: PolicyLoss = "clip",
     *,
     clip_range: float = 0.2,
     clip_range_high: float | None = None,
@@ -50,12 +51,12 @@ def describe_objective(
     target_kl: float | None = None,
 ) -> Objective:
     """
-    Arguments as those of ``sb3_flow.PPO`` and ``sb3_flow.losses``, at their present values.
+    Describe the loss by the arguments of ``sb3_flow.PPO`` and ``sb3_flow.losses``, at their present values.
 
     :return: the loss that :func:`ppo_epoch` minimises
     :raises ValueError: if the loss is unknown or something is no number
     """
-    check_choice("policy_loss", policy_loss, tuple(POLICY_LOSSES))
+    check_choice(tuple(POLICY_LOSSES), policy_loss=policy_loss)
     clip_range = number("clip_range", clip_range)
     return Objective(
         policy_loss=POLICY_LOSSES[policy_loss],
@@ -74,7 +75,7 @@ def describe_objective(
 
 def check_settings(objective: Objective, adam: Adam) -> tuple[Objective, Adam]:
     """
-    Check what loss and optimiser are told.
+    Check the numbers that loss and optimiser work with.
 
     :param objective: of :func:`describe_objective`
     :param adam: arguments of the optimiser

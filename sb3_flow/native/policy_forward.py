@@ -1,6 +1,4 @@
-"""
-Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities.
-"""
+"""Forward pass of an MLP policy on NumPy observations, for collection: actions, values and log-probabilities."""
 
 import numpy as np
 
@@ -9,13 +7,15 @@ from sb3_flow.kernels.array_arguments import float_array, float_rows, shown
 from sb3_flow.native.distributions import act
 from sb3_flow.native.layers import FEW, aligned, forward, forward_few, gather_rows, padded, total_outputs
 from sb3_flow.native.matrices import BLOCK, STRIDE
-from sb3_flow.native.network_layout import GAUSSIAN, Network, check_network
+from sb3_flow.native.network_layout import GAUSSIAN, INPUTS, OUTPUTS, Network, check_network
 
 
 def policy_forward(
     network: Network, params: np.ndarray, observations: np.ndarray, rng: np.random.Generator | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
+    Draw actions; compute values and log-probabilities.
+
     :param network: of ``describe_network``
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
@@ -31,17 +31,19 @@ def policy_forward(
     elif not isinstance(rng, np.random.Generator):
         raise ValueError(f"`rng` must be a numpy.random.Generator or None, but {shown(rng)} was given.")
     elif network.distribution == GAUSSIAN:
-        noise = rng.standard_normal(shape, params.dtype)  # type: ignore[arg-type]
+        noise = rng.standard_normal(shape, params.dtype)
     else:
-        noise = rng.random(shape, params.dtype)  # type: ignore[arg-type]
+        noise = rng.random(shape, params.dtype)
     actions, log_probs = np.empty(shape, params.dtype), np.empty(shape[0], params.dtype)
     values = np.zeros(shape[0], params.dtype)
-    _policy_forward(network, params, observations, noise, actions, values, log_probs)
+    _act(network, params, observations, noise, actions, values, log_probs)
     return actions, values, log_probs
 
 
 def policy_values(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
     """
+    Compute values.
+
     :param network: of ``describe_network``
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
@@ -50,13 +52,13 @@ def policy_values(network: Network, params: np.ndarray, observations: np.ndarray
     """
     params, observations = _checked(network, params, observations)
     values = np.zeros(len(observations), params.dtype)
-    _policy_values(network, params, observations, values)
+    _evaluate_critic(network, params, observations, values)
     return values
 
 
 def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarray) -> np.ndarray:
     """
-    What the actor puts out: logits, not normalised, or means. Of a reference policy it is what ``ppo_epoch`` needs.
+    Compute the actor's outputs: logits, not normalised, or means. ``ppo_epoch`` needs the outputs of a reference policy.
 
     :param network: of ``describe_network``
     :param params: flat, float32 or float64
@@ -65,22 +67,22 @@ def policy_outputs(network: Network, params: np.ndarray, observations: np.ndarra
     :raises ValueError: if shapes do not fit
     """
     params, observations = _checked(network, params, observations)
-    outputs = np.empty((len(observations), int(network.actor[-1, 3])), params.dtype)
-    _policy_outputs(network, params, observations, outputs)
+    outputs = np.empty((len(observations), int(network.actor[-1, OUTPUTS])), params.dtype)
+    _evaluate_actor(network, params, observations, outputs)
     return outputs
 
 
 def _checked(network: Network, params: np.ndarray, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     check_network(network)
     params = float_array("params", params, (network.size,))
-    return params, float_rows("observations", observations, (None, int(network.actor[0, 2])), params.dtype)
+    return params, float_rows("observations", observations, (None, int(network.actor[0, INPUTS])), params.dtype)
 
 
 @compiled()
-def _policy_forward(network, params, observations, noise, actions, values, log_probs):  # type: ignore[no-untyped-def]
+def _act(network, params, observations, noise, actions, values, log_probs):
     actor, critic = network.actor, network.critic
     n = len(observations)
-    outputs_at = actor[0, 2] * STRIDE
+    outputs_at = actor[0, INPUTS] * STRIDE
     x = aligned(outputs_at + max(total_outputs(actor), total_outputs(critic)) * (STRIDE + FEW), params)
     log_std = params[max(network.log_std, 0) :]
     if 0 < n <= FEW:
@@ -102,9 +104,9 @@ def _policy_forward(network, params, observations, noise, actions, values, log_p
 
 
 @compiled()
-def _policy_values(network, params, observations, values):  # type: ignore[no-untyped-def]
+def _evaluate_critic(network, params, observations, values):
     critic, n = network.critic, len(observations)
-    outputs_at = network.actor[0, 2] * STRIDE
+    outputs_at = network.actor[0, INPUTS] * STRIDE
     x = aligned(outputs_at + total_outputs(critic) * (STRIDE + FEW), params)
     if 0 < n <= FEW and len(critic):
         last = forward_few(params, critic, network.activation, x, outputs_at, observations, n)
@@ -119,9 +121,9 @@ def _policy_values(network, params, observations, values):  # type: ignore[no-un
 
 
 @compiled()
-def _policy_outputs(network, params, observations, outputs):  # type: ignore[no-untyped-def]
+def _evaluate_actor(network, params, observations, outputs):
     actor, n = network.actor, len(observations)
-    outputs_at = actor[0, 2] * STRIDE
+    outputs_at = actor[0, INPUTS] * STRIDE
     x = aligned(outputs_at + total_outputs(actor) * STRIDE, params)
     for first in range(0, n, BLOCK):
         count = min(BLOCK, n - first)

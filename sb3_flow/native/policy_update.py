@@ -1,6 +1,6 @@
 """
-PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. What
-torch spends on such networks is overhead per operation; here there is none.
+PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. On such
+networks torch spends its time on overhead per operation; here there is none.
 """
 
 from typing import NamedTuple
@@ -13,16 +13,31 @@ from sb3_flow.native.adam import adam_step, clip_norm
 from sb3_flow.native.distributions import bernoulli_scores, categorical_scores, gaussian_scores
 from sb3_flow.native.layers import aligned, backward, forward, gather, padded, total_outputs, widest_output
 from sb3_flow.native.matrices import BLOCK, STRIDE
-from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, Network, check_network
+from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network, check_network
 from sb3_flow.native.objectives import DECOUPLED, GSPO, GSPO_TOKEN, Adam, Objective, check_settings
-from sb3_flow.native.rollout_arrays import Rollout, check_choices, check_minibatches, check_state, make_rollout
-from sb3_flow.native.surrogate_loops import normalise, ratio_metrics, rowwise_loss, sequence_loss, squared_error
+from sb3_flow.native.rollout_arrays import Rollout, check_actions, check_minibatches, check_state, make_rollout
+from sb3_flow.native.surrogate_loops import SEQUENCE_SUMS, normalise, ratio_metrics, rowwise_loss, sequence_loss, squared_error
 
-METRICS = (
-    *("policy_gradient_loss", "entropy_loss", "value_loss", "kl_reference", "loss"),
-    *("approx_kl", "clip_fraction", "ratio_mean", "ratio_max", "sequence_ratio_mean", "sequence_ratio_max"),
-)
-"""Columns of :func:`ppo_epoch`'s metrics; NaN where there is none."""
+
+class Metrics(NamedTuple):
+    """Columns of :func:`ppo_epoch`'s metrics."""
+
+    policy_gradient_loss: int
+    entropy_loss: int
+    value_loss: int
+    kl_reference: int
+    loss: int
+    approx_kl: int
+    clip_fraction: int
+    ratio_mean: int
+    ratio_max: int
+    sequence_ratio_mean: int
+    sequence_ratio_max: int
+
+
+METRICS = Metrics._fields
+"""Names of the columns; a metric that a loss does not have is NaN."""
+_column = Metrics(*range(len(METRICS)))
 
 
 def ppo_epoch(
@@ -49,14 +64,14 @@ def ppo_epoch(
     reference_log_std: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int, bool]:
     """
-    One pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the parameters',
-    or not C-contiguous, are converted at each call.
+    Run one pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the
+    parameters', or not C-contiguous, are converted at each call.
 
     :param network: of :func:`describe_network`
     :param objective: of :func:`describe_objective`
     :param adam: arguments of the optimiser
     :param params: flat, float32 (or float64), changed in place; as ``grad``, ``exp_avg`` and ``exp_avg_sq`` C-contiguous
-    :param grad: receives the clipped gradient of the last step; what it holds does not matter
+    :param grad: receives the clipped gradient of the last step; its contents before do not matter
     :param exp_avg: Adam's first moment
     :param exp_avg_sq: Adam's second moment
     :param step: steps that Adam has done before
@@ -105,6 +120,8 @@ def policy_evaluate(
     network: Network, params: np.ndarray, observations: np.ndarray, actions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """
+    Compute values, and log-probabilities of given actions.
+
     :param network: of :func:`describe_network`
     :param params: flat, float32 or float64
     :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
@@ -115,10 +132,10 @@ def policy_evaluate(
     check_network(network)
     params = float_array("params", params, (network.size,))
     dtype = params.dtype
-    observations = float_rows("observations", observations, (None, int(network.actor[0, 2])), dtype)
+    observations = float_rows("observations", observations, (None, int(network.actor[0, INPUTS])), dtype)
     n = len(observations)
     actions = float_rows("actions", actions, (n, len(network.components)), dtype)
-    check_choices(network, actions)
+    check_actions(network, actions)
     row, rows = np.empty(0, dtype), np.empty((0, 0), dtype)
     rollout = Rollout(observations, actions, row, row, row, row, row, rows, row)
     values, log_probs = np.zeros(n, dtype), np.empty(n, dtype)
@@ -144,17 +161,18 @@ class Workspace(NamedTuple):
     other_at: int
 
 
-# Rows of ``rows``; those from SCRATCH on are free for the losses of sequences
-_LOG_PROBS, _SLOPES, _VALUES, _VALUE_SLOPES, _OLD, _ADVANTAGES, _SCRATCH = range(7)
+# Rows of ``Workspace.rows``; the rows from _SCRATCH on serve one loss after the other
+_LOG_PROBS, _SLOPES, _VALUES, _VALUE_SLOPES, _OLD_LOG_PROBS, _ADVANTAGES, _SCRATCH = range(7)
+_PROXIMAL, _RETURNS, _OLD_VALUES = _SCRATCH, _SCRATCH, _SCRATCH + 1
 
 
 @compiled()
-def _workspace(network, params, starts):  # type: ignore[no-untyped-def]
+def _workspace(network, params, starts):
     actor, critic = network.actor, network.critic
-    n_outputs, largest = actor[-1, 3], 0
+    n_outputs, largest = actor[-1, OUTPUTS], 0
     for i in range(len(starts) - 1):
         largest = max(largest, starts[i + 1] - starts[i])
-    actor_at = actor[0, 2] * STRIDE
+    actor_at = actor[0, INPUTS] * STRIDE
     critic_at = actor_at + total_outputs(actor) * STRIDE
     score_at = critic_at + total_outputs(critic) * STRIDE
     extra_at = score_at + (2 if network.distribution == GAUSSIAN else 1) * n_outputs * STRIDE
@@ -162,19 +180,23 @@ def _workspace(network, params, starts):  # type: ignore[no-untyped-def]
     other_at = max(widest_output(actor), widest_output(critic)) * STRIDE
     x = aligned(block * ((largest + BLOCK - 1) // BLOCK), params)
     d = aligned(2 * other_at, params)
-    rows = np.empty((_SCRATCH + 4, largest), params.dtype)
+    rows = np.empty((_SCRATCH + SEQUENCE_SUMS, largest), params.dtype)
     return Workspace(x, d, rows, block, actor_at, critic_at, score_at, extra_at, other_at)
 
 
 @compiled()
-def _take(table, order, start, out, n):  # type: ignore[no-untyped-def]
+def _gather(table, order, start, out, n):
     for i in range(n):
         out[i] = table[order[start + i]]
 
 
 @compiled()
-def _look(network, params, rollout, order, start, n, ent, kl, work, std_grad):  # type: ignore[no-untyped-def]
-    """Forward pass of a minibatch, with scores; :return: sums of the entropies and of the divergences, last layers' places"""
+def _evaluate_minibatch(network, params, rollout, order, start, n, ent, kl, work, std_grad):
+    """
+    Run the forward pass of a minibatch, with scores.
+
+    :return: sums of the entropies and of the divergences, and where the last layers of actor and critic start
+    """
     entropy, divergence, last_of_actor, last_of_critic = 0.0, 0.0, 0, 0
     log_std = params[max(network.log_std, 0) :]
     for b in range(0, n, BLOCK):
@@ -183,15 +205,15 @@ def _look(network, params, rollout, order, start, n, ent, kl, work, std_grad):  
         x, log_probs = work.x[at:], work.rows[_LOG_PROBS, b:]
         gather(rollout.observations, order, first, count, x)
         last_of_actor = forward(params, network.actor, network.activation, x, 0, work.actor_at, columns)
-        places = (x, last_of_actor, count, work.score_at, work.extra_at)
+        workspace = (x, last_of_actor, count, work.score_at, work.extra_at)
         of = (rollout.actions, order, first, ent, kl, rollout.reference, log_probs)
         if network.distribution == CATEGORICAL:
-            h, k = categorical_scores(network.components, *places, *of)
+            h, k = categorical_scores(network.components, *workspace, *of)
         elif network.distribution == BERNOULLI:
-            h, k = bernoulli_scores(len(network.components), *places, *of)
+            h, k = bernoulli_scores(len(network.components), *workspace, *of)
         else:
             others = (log_std, rollout.reference_log_std, std_grad)
-            h, k = gaussian_scores(len(network.components), *places, *of, *others)
+            h, k = gaussian_scores(len(network.components), *workspace, *of, *others)
         entropy += h
         divergence += k
         if len(network.critic):
@@ -202,42 +224,44 @@ def _look(network, params, rollout, order, start, n, ent, kl, work, std_grad):  
 
 
 @compiled()
-def _losses(objective, has_critic, rollout, segments, order, start, n, rows, row):  # type: ignore[no-untyped-def]
-    """Losses and metrics of a minibatch, and the slopes by log-probabilities and values."""
+def _losses(objective, has_critic, rollout, segments, order, start, n, rows, row):
+    """Compute losses and metrics of a minibatch, and the slopes by log-probabilities and values."""
     kind = objective.policy_loss
-    log_probs, slopes, values, value_slopes = rows[0, :n], rows[1, :n], rows[2, :n], rows[3, :n]
-    old, advantages, others, more = rows[4, :n], rows[5, :n], rows[6, :n], rows[7, :n]
-    _take(rollout.old_log_probs, order, start, old, n)
-    _take(rollout.advantages, order, start, advantages, n)
+    log_probs, old, slopes = rows[_LOG_PROBS, :n], rows[_OLD_LOG_PROBS, :n], rows[_SLOPES, :n]
+    values, old_values, value_slopes = rows[_VALUES, :n], rows[_OLD_VALUES, :n], rows[_VALUE_SLOPES, :n]
+    advantages, proximal, returns = rows[_ADVANTAGES, :n], rows[_PROXIMAL, :n], rows[_RETURNS, :n]
+    _gather(rollout.old_log_probs, order, start, old, n)
+    _gather(rollout.advantages, order, start, advantages, n)
     if objective.normalize_advantage:
         normalise(advantages)
     given = (kind, log_probs, old)
     bounds = (objective.clip_range, objective.clip_range_high)
     if kind == GSPO or kind == GSPO_TOKEN:
-        scratch = rows[_SCRATCH:]
-        row[0], row[9], row[10], row[6] = sequence_loss(
-            *given, advantages, segments[start : start + n], scratch, *bounds, slopes
+        loss, ratio_mean, ratio_max, outside = sequence_loss(
+            *given, advantages, segments[start : start + n], rows[_SCRATCH:], *bounds, slopes
         )
+        row[_column.sequence_ratio_mean], row[_column.sequence_ratio_max] = ratio_mean, ratio_max
     else:
         if kind == DECOUPLED:
-            _take(rollout.proximal_log_probs, order, start, others, n)
-        row[0], row[6] = rowwise_loss(*given, others, advantages, *bounds, objective.dual_clip, objective.rho_bar, slopes)
-    row[4] = row[0] + objective.ent_coef * row[1]
+            _gather(rollout.proximal_log_probs, order, start, proximal, n)
+        loss, outside = rowwise_loss(*given, proximal, advantages, *bounds, objective.dual_clip, objective.rho_bar, slopes)
+    row[_column.policy_gradient_loss], row[_column.clip_fraction] = loss, outside
+    row[_column.loss] = loss + objective.ent_coef * row[_column.entropy_loss]
     if has_critic:
-        _take(rollout.returns, order, start, others, n)
+        _gather(rollout.returns, order, start, returns, n)
         if objective.clip_range_vf >= 0:
-            _take(rollout.old_values, order, start, more, n)
-        row[2] = squared_error(values, others, more, objective.clip_range_vf, value_slopes)
-        row[4] += objective.vf_coef * row[2]
+            _gather(rollout.old_values, order, start, old_values, n)
+        row[_column.value_loss] = squared_error(values, returns, old_values, objective.clip_range_vf, value_slopes)
+        row[_column.loss] += objective.vf_coef * row[_column.value_loss]
     if objective.kl_coef > 0:
-        row[4] += objective.kl_coef * row[3]
-    ratio_metrics(log_probs, old, row)
+        row[_column.loss] += objective.kl_coef * row[_column.kl_reference]
+    row[_column.approx_kl], row[_column.ratio_mean], row[_column.ratio_max] = ratio_metrics(log_probs, old)
 
 
 @compiled()
-def _learn(network, params, grad, n, vf_coef, work, std_grad, last_of_actor, last_of_critic):  # type: ignore[no-untyped-def]
-    """Backward pass of a minibatch."""
-    x_all, d, rows, n_outputs = work.x, work.d, work.rows, network.actor[-1, 3]
+def _add_gradients(network, params, grad, n, vf_coef, work, std_grad, last_of_actor, last_of_critic):
+    """Run the backward pass of a minibatch."""
+    x_all, d, rows, n_outputs = work.x, work.d, work.rows, network.actor[-1, OUTPUTS]
     zero, factor = d.dtype.type(0), d.dtype.type(vf_coef)
     gaussian = network.distribution == GAUSSIAN
     for b in range(0, n, BLOCK):
@@ -265,20 +289,20 @@ def _learn(network, params, grad, n, vf_coef, work, std_grad, last_of_actor, las
 
 
 @compiled()
-def _evaluate(network, params, rollout, values, log_probs):  # type: ignore[no-untyped-def]
+def _evaluate(network, params, rollout, values, log_probs):
     n = len(rollout.observations)
     order, work = np.arange(n), _workspace(network, params, np.array([0, min(n, BLOCK)]))
     unused = np.zeros_like(params)
     for start in range(0, n, BLOCK):
         count = min(BLOCK, n - start)
-        _look(network, params, rollout, order, start, count, 0.0, 0.0, work, unused)
+        _evaluate_minibatch(network, params, rollout, order, start, count, 0.0, 0.0, work, unused)
         log_probs[start : start + count] = work.rows[_LOG_PROBS, :count]
         if len(network.critic):
             values[start : start + count] = work.rows[_VALUES, :count]
 
 
 @compiled()
-def _epoch(network, objective, adam, params, grad, exp_avg, exp_avg_sq, step, order, starts, segments, rollout, metrics):  # type: ignore[no-untyped-def]
+def _epoch(network, objective, adam, params, grad, exp_avg, exp_avg_sq, step, order, starts, segments, rollout, metrics):
     work = _workspace(network, params, starts)
     std_grad = grad[max(network.log_std, 0) :]
     for m in range(len(starts) - 1):
@@ -287,14 +311,14 @@ def _epoch(network, objective, adam, params, grad, exp_avg, exp_avg_sq, step, or
             grad[i] = 0
         minibatch = (rollout, order, start, n)
         weights = (-objective.ent_coef / n, objective.kl_coef / n)
-        entropy, divergence, actor_at, critic_at = _look(network, params, *minibatch, *weights, work, std_grad)
-        row[1] = -entropy / n
+        entropy, divergence, actor_at, critic_at = _evaluate_minibatch(network, params, *minibatch, *weights, work, std_grad)
+        row[_column.entropy_loss] = -entropy / n
         if objective.kl_coef > 0:
-            row[3] = divergence / n
+            row[_column.kl_reference] = divergence / n
         _losses(objective, len(network.critic) > 0, rollout, segments, order, start, n, work.rows, row)
-        if row[5] > 1.5 * objective.target_kl:
+        if row[_column.approx_kl] > 1.5 * objective.target_kl:
             return m + 1, step, True
-        _learn(network, params, grad, n, objective.vf_coef, work, std_grad, actor_at, critic_at)
+        _add_gradients(network, params, grad, n, objective.vf_coef, work, std_grad, actor_at, critic_at)
         clip_norm(grad, adam.max_grad_norm)
         step += 1
         adam_step(params, grad, exp_avg, exp_avg_sq, step, adam.learning_rate, adam.beta1, adam.beta2, adam.eps)

@@ -1,16 +1,16 @@
-"""What the native update learns from, and the checks that keep its loops within their arrays."""
+"""The arrays that the native update learns from, and the checks that keep its loops within their arrays."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sb3_flow.kernels.array_arguments import FLOAT32, FLOAT64, NDARRAY, float_rows, integers, shown
-from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, Network
+from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network
 from sb3_flow.native.objectives import DECOUPLED, Objective
 
 
 class Rollout(NamedTuple):
-    """What is learned from, made by :func:`ppo_epoch`: arrays of the parameters' dtype, empty where not needed."""
+    """Arrays of a rollout, made by :func:`ppo_epoch`: of the parameters' dtype, empty where not needed."""
 
     observations: np.ndarray
     actions: np.ndarray
@@ -50,13 +50,13 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
     Check the rows that are learned from.
 
     :param network: of ``describe_network``
-    :param objective: which decides what is needed
+    :param objective: decides which arrays are needed
     :param dtype: of the parameters
-    :param arrays: by the names of the fields, None for what is not given
-    :return: the rollout; what is not needed is empty
-    :raises ValueError: if something that is needed is missing or does not fit
+    :param arrays: by the names of the fields, None for an array that is not given
+    :return: the rollout; arrays that are not needed are empty
+    :raises ValueError: if a needed array is missing or does not fit
     """
-    observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, 2])), dtype)
+    observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, INPUTS])), dtype)
     n, n_parts = len(observations), len(network.components)
     critic, with_kl = len(network.critic) > 0, objective.kl_coef > 0
     rows: tuple[int, ...] = (n,)
@@ -67,7 +67,7 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
         "returns": (rows, critic),
         "old_values": (rows, critic and objective.clip_range_vf >= 0),
         "proximal_log_probs": (rows, objective.policy_loss == DECOUPLED),
-        "reference": ((n, int(network.actor[-1, 3])), with_kl),
+        "reference": ((n, int(network.actor[-1, OUTPUTS])), with_kl),
         "reference_log_std": ((n_parts,), with_kl and network.distribution == GAUSSIAN),
     }
     found = {"observations": observations}
@@ -78,17 +78,17 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
             raise ValueError(f"`{name}` must have shape {shape}, but None was given.")
         else:
             found[name] = float_rows(name, arrays[name], shape, dtype)
-    check_choices(network, found["actions"])
+    check_actions(network, found["actions"])
     return Rollout(**found)
 
 
-def check_choices(network: Network, actions: np.ndarray) -> None:
+def check_actions(network: Network, actions: np.ndarray) -> None:
     """
-    Check that actions are ones that can be chosen.
+    Check that the actions can be chosen.
 
     :param network: of ``describe_network``
     :param actions: shape ``(n, parts)``
-    :raises ValueError: if one is not whole, negative or too large
+    :raises ValueError: if an action is not whole, negative or too large
     """
     if network.distribution == GAUSSIAN:
         return

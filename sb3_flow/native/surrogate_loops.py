@@ -1,19 +1,21 @@
 """
 Policy and value losses of a minibatch with their gradients with respect to log-probabilities and values: the semantics of
-``losses.policy_gradient``, with autograd's choices where two terms are equal.
+``losses.surrogates``, with autograd's choices where two terms are equal.
 """
 
 import numpy as np
 
 from sb3_flow.compiled import compiled
+from sb3_flow.compiled.ratio_limit import MAX_LOG_RATIO
 from sb3_flow.native.matrices import outlined
 from sb3_flow.native.objectives import DECOUPLED, DUAL_CLIP, GSPO
 
-_MAX_LOG_RATIO = 20.0  # of losses.importance_ratio
+SEQUENCE_SUMS = 4
+"""Numbers that :func:`sequence_loss` keeps of each sequence."""
 
 
 @compiled()
-def normalise(advantages):  # type: ignore[no-untyped-def]
+def normalise(advantages):
     """Subtract the mean and divide by the standard deviation, in place, where there is more than one row."""
     outlined()
     n = len(advantages)
@@ -32,8 +34,8 @@ def normalise(advantages):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _clipped(ratio, advantage, low, high, dual_clip):  # type: ignore[no-untyped-def]
-    """:return: a row's objective and its derivative by the ratio; ``dual_clip`` 0 for none"""
+def clipped_objective(ratio, advantage, low, high, dual_clip):
+    """Compute a row's objective and its derivative by the ratio; ``dual_clip`` 0 for none."""
     zero, one, half = np.float32(0), np.float32(1), np.float32(0.5)  # of no influence on the precision
     bounded = low if ratio < low else ratio
     bounded = high if bounded > high else bounded
@@ -56,21 +58,23 @@ def _clipped(ratio, advantage, low, high, dual_clip):  # type: ignore[no-untyped
 
 
 @compiled()
-def _outside(change, below, above):  # type: ignore[no-untyped-def]
-    """:return: whether a ratio is out of bounds, by its difference to 1"""
+def _is_outside(change, below, above):
+    """Say whether a ratio is out of bounds, by its difference to 1."""
     return change > above or -change > below
 
 
 @compiled()
-def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_clip, rho_bar, slopes):  # type: ignore[no-untyped-def]
+def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_clip, rho_bar, slopes):
     """
+    Compute a loss with a ratio for each row.
+
     :param kind: ``CLIP``, ``DUAL_CLIP`` or ``DECOUPLED``
     :param log_probs: shape ``(n,)``
     :param old: likewise, of the policy that acted
-    :param proximal: likewise, of the policy to stay close to; looked at by ``DECOUPLED`` only
+    :param proximal: likewise, of the policy to stay close to; only ``DECOUPLED`` reads these
     :param advantages: shape ``(n,)``
     :param below: distance of the ratio's lower bound from 1
-    :param above: of the upper one
+    :param above: distance of the upper bound from 1
     :param dual_clip: of ``DUAL_CLIP``
     :param rho_bar: of ``DECOUPLED``
     :param slopes: receives the derivatives of the loss by ``log_probs``
@@ -79,7 +83,7 @@ def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_
     outlined()
     n = len(log_probs)
     real = log_probs.dtype.type
-    low, high, limit, cap = real(1.0 - below), real(1.0 + above), real(_MAX_LOG_RATIO), real(rho_bar)
+    low, high, limit, cap = real(1.0 - below), real(1.0 + above), real(MAX_LOG_RATIO), real(rho_bar)
     dual = real(dual_clip) if kind == DUAL_CLIP else real(0)
     count, one, loss, outside = real(n), real(1), 0.0, 0
     for i in range(n):
@@ -88,31 +92,31 @@ def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_
             ratio = np.exp(limit if shift > limit else shift)
             weight = np.exp(limit if age > limit else age)
             weight = cap if weight > cap else weight
-            objective, slope = _clipped(ratio, advantages[i], low, high, dual)
+            objective, slope = clipped_objective(ratio, advantages[i], low, high, dual)
             slope = real(0) if shift > limit else slope * weight
             objective *= weight
         else:
             ratio = np.exp(log_probs[i] - old[i])
-            objective, slope = _clipped(ratio, advantages[i], low, high, dual)
+            objective, slope = clipped_objective(ratio, advantages[i], low, high, dual)
         slopes[i] = -slope * ratio / count
         loss -= objective
-        outside += _outside(ratio - one, real(below), real(above))
+        outside += _is_outside(ratio - one, real(below), real(above))
     return loss / n, outside / n
 
 
 @compiled()
-def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above, slopes):  # type: ignore[no-untyped-def]
+def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above, slopes):
     """
-    As :func:`rowwise_loss`, ``GSPO`` or ``GSPO_TOKEN``.
+    Compute a loss with a ratio for each sequence, with arguments as :func:`rowwise_loss`: ``GSPO`` or ``GSPO_TOKEN``.
 
     :param segments: sequence of every row, from 0 on
-    :param sums: scratch, shape ``(4, at least n)``
-    :return: the loss, mean and maximum of the sequences' ratios, and the share of them out of bounds
+    :param sums: scratch, shape ``(SEQUENCE_SUMS, at least n)``
+    :return: the loss, mean and maximum of the sequences' ratios, and the share of the sequences' ratios out of bounds
     """
     outlined()
     n, n_segments = len(log_probs), 0
     real = log_probs.dtype.type
-    low, high, limit, zero, one = real(1.0 - below), real(1.0 + above), real(_MAX_LOG_RATIO), real(0), real(1)
+    low, high, limit, zero, one = real(1.0 - below), real(1.0 + above), real(MAX_LOG_RATIO), real(0), real(1)
     for i in range(n):
         n_segments = max(n_segments, segments[i] + 1)
     counts, log_ratios, means, slope_of = sums[0], sums[1], sums[2], sums[3]
@@ -131,12 +135,12 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above
         ratio = np.exp(log_ratios[s])
         ratio_sum += ratio
         ratio_max = ratio if not ratio <= ratio_max else ratio_max
-        outside += _outside(ratio - one, real(below), real(above))
+        outside += _is_outside(ratio - one, real(below), real(above))
         counts[s] = size * real(n_segments)
         if kind == GSPO:
             cut = log_ratios[s] > limit
             ratio = np.exp(limit) if cut else ratio
-            objective, slope = _clipped(ratio, means[s], low, high, zero)
+            objective, slope = clipped_objective(ratio, means[s], low, high, zero)
             slope_of[s] = zero if cut else -slope * ratio / counts[s]
             loss -= objective / n_segments
     for i in range(n):
@@ -145,15 +149,17 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above
             slopes[i] = slope_of[s]
         else:
             ratio = np.exp(limit if log_ratios[s] > limit else log_ratios[s])
-            objective, slope = _clipped(ratio, advantages[i], low, high, zero)
+            objective, slope = clipped_objective(ratio, advantages[i], low, high, zero)
             slopes[i] = -slope * ratio / counts[s]
             loss -= objective / counts[s]
     return loss, ratio_sum / n_segments, ratio_max, outside / n_segments
 
 
 @compiled()
-def squared_error(values, returns, old, clip, slopes):  # type: ignore[no-untyped-def]
+def squared_error(values, returns, old, clip, slopes):
     """
+    Compute the mean squared error of values that may be clipped.
+
     :param values: shape ``(n,)``
     :param returns: likewise
     :param old: values to stay close to, looked at if they are clipped
@@ -181,8 +187,8 @@ def squared_error(values, returns, old, clip, slopes):  # type: ignore[no-untype
 
 
 @compiled()
-def ratio_metrics(log_probs, old, row):  # type: ignore[no-untyped-def]
-    """Put approx_kl, and mean and maximum of the ratios, into columns 5, 7 and 8 of a row."""
+def ratio_metrics(log_probs, old):
+    """Compute approx_kl, and mean and maximum of the ratios."""
     outlined()
     n = len(log_probs)
     real = log_probs.dtype.type
@@ -193,4 +199,4 @@ def ratio_metrics(log_probs, old, row):  # type: ignore[no-untyped-def]
         divergence += (ratio - one) - change
         mean += ratio
         highest = ratio if not ratio <= highest else highest
-    row[5], row[7], row[8] = divergence / n, mean / n, highest
+    return divergence / n, mean / n, highest

@@ -8,7 +8,7 @@ import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_flow.common.checks import check_finite
+from sb3_flow.common.checks import check_computed
 
 ChunkState = tuple[np.ndarray, ...]
 
@@ -73,7 +73,7 @@ class ChunkedPolicy(BasePolicy):
             chunk = decide(self.obs_to_tensor(observation)[0])
         assert self.action_space.shape is not None
         actions = chunk.cpu().numpy().reshape(-1, self.horizon_length, *self.action_space.shape)
-        check_finite(f"{type(self).__name__} decided", action=actions)
+        check_computed(f"{type(self).__name__} decided", action=actions)
         return self.unscale_action(actions[:, : self.execution_horizon])
 
     def predict(  # type: ignore[override]
@@ -96,7 +96,7 @@ class ChunkedPolicy(BasePolicy):
         if self.horizon_length == 1 or isinstance(observation, tuple):
             # a tuple is the (obs, info) mistake, for which SB3 has a message
             actions, state = super().predict(observation, state, episode_start, deterministic)  # type: ignore[assignment]
-            check_finite(f"{type(self).__name__} decided", action=actions)
+            check_computed(f"{type(self).__name__} decided", action=actions)
             return actions, state
         self.set_training_mode(False)
         actions, state = next_actions(

@@ -4,7 +4,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.logger import Logger
 
-from sb3_flow.common.checks import check_finite
+from sb3_flow.common.checks import check_computed
 
 CHECK_EVERY = 100
 """Gradient steps between two looks at metrics on a device, each of which waits for it; on the CPU every step is looked at."""
@@ -31,7 +31,7 @@ class MetricSums:
             # a sum that was broken once stays broken
             numbers = total.cpu().numpy()
             if not np.isfinite(numbers).all():
-                check_finite(f"Gradient step {step} left", **dict(zip(names, numbers, strict=True)))
+                check_computed(f"Gradient step {step} left", **dict(zip(names, numbers, strict=True)))
 
     def flush(self, logger: Logger) -> None:
         """:param logger: records the means under ``train/``; then counting starts anew"""

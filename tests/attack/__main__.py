@@ -13,61 +13,18 @@ ran, after which the next one goes on. The same seed gives the same cases.
 import argparse
 import faulthandler
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 
-SHOWN = 5
-"""Failures of an entry that are printed in full."""
-CRASHES = 20
-"""Crashes of an entry after which it is given up."""
+from tests import child_runner
 
-
-def child(name: str, seed: int, first: int, cases: int, progress: Path) -> None:
-    """Run cases of one entry; the file holds the case that runs and the counts so far."""
-    from tests.attack.engine import Failure
-    from tests.attack.entries import ENTRIES
-
-    faulthandler.enable()
-    entry, counts, shown = ENTRIES[name], Counter[str](), 0
-    descriptor = os.open(progress, os.O_WRONLY | os.O_CREAT)
-    for case in range(first, cases):
-        os.pwrite(descriptor, f"{case} {counts['equal']} {counts['refused']} {counts['failures']}\n".ljust(60).encode(), 0)
-        try:
-            counts[entry.attack(seed, case)] += 1
-        except Failure as failure:
-            counts["failures"] += 1
-            if shown < SHOWN:
-                print(f"  {name} --seed {seed} --case {case}: {failure}", flush=True)
-            shown += 1
-    os.pwrite(descriptor, f"{cases} {counts['equal']} {counts['refused']} {counts['failures']}\n".ljust(60).encode(), 0)
+COUNTED = ("equal", "refused", "failures")
 
 
 def run(name: str, seed: int, cases: int) -> Counter[str]:
     """:return: counts of one entry, attacked in processes of its own"""
-    total, first = Counter[str](), 0
-    with tempfile.TemporaryDirectory() as folder:
-        progress = Path(folder) / "progress"
-        while first < cases and total["crashes"] < CRASHES:
-            progress.write_text(f"{first} 0 0 0\n")
-            command = [sys.executable, "-m", "tests.attack", name, "--seed", str(seed), "--cases", str(cases)]
-            command += ["--child", str(progress), "--first", str(first)]
-            ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-            code = ended.returncode
-            case, equal, refused, failures = map(int, progress.read_text().split())
-            total.update(equal=equal, refused=refused, failures=failures)
-            if code == 0:
-                break
-            reason = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-            where = [line.strip() for line in ended.stderr.splitlines() if line.lstrip().startswith("File ")][:3]
-            print(f"  {name} --seed {seed} --case {case}: the process ended with {reason} at {'; '.join(where)}", flush=True)
-            total.update(crashes=1, failures=1)
-            first = case + 1
-    return total
+    return child_runner.run("tests.attack", name, seed, cases, COUNTED)
 
 
 def main() -> None:
@@ -78,16 +35,17 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000, help="of each entry")
     parser.add_argument("--case", type=int, help="run this one alone, in this process")
     parser.add_argument("--bounds", action="store_true", help="compile checks of all indices into the loops")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    child_runner.add_options(parser)
     options = parser.parse_args()
     if options.bounds:
         os.environ["NUMBA_BOUNDSCHECK"] = "1"
-    if options.child is not None:
-        child(options.entries[0], options.seed, options.first, options.cases, options.child)
-        return
+    from tests.attack.engine import Failure
     from tests.attack.entries import ENTRIES
 
+    if options.child is not None:
+        name = options.entries[0]
+        child_runner.child(options, name, COUNTED, ENTRIES[name].attack, Failure)
+        return
     if options.case is not None:
         faulthandler.enable()
         for name in options.entries:

@@ -13,9 +13,11 @@ import torch as th
 from torch import nn
 
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, VelocityNetwork, euler_forward, euler_reverse, flow_map
+from sb3_flow.flow.noise import keyed_normal, mix
 from sb3_flow.fused import compiled_network
 from sb3_flow.fused.compiled_network import CompiledNetwork
-from tests.attack.engine import EQUAL, REFUSED, Failure, seed_of
+from sb3_flow.fused.keyed_normal import keyed_normal_rows
+from tests.attack.engine import EQUAL, REFUSED, Entry, Failure, seed_of
 from tests.attack.memory import guard_module, guarded_allocations, guarded_tensor
 
 BATCHES = (0, 1, 2, 7, 16, 17, 33, 64, 100)
@@ -236,7 +238,26 @@ def _call_flow_map(network: Any, choice: int, features: Any, a: Any, r: Any, t: 
         return [network(features[:, None], several, r[:, None], t[:, None])]
 
 
-ENTRIES = [
+def _keyed_rows(rng: np.random.Generator) -> dict[str, Any]:
+    batch, columns = rng.integers(0, 20), rng.integers(0, 7)
+    return {
+        "rows": rng.standard_normal((batch, columns)).astype(np.float32),
+        "odd": 2 * rng.integers(-4, 5, columns) + 1,  # small: tolerances grow with the arguments
+        "seed": int(rng.integers(-(2**50), 2**50)),
+        "first": int(rng.integers(50)),
+        "n": int(rng.integers(10)),
+    }
+
+
+def _keyed_normal(rows: np.ndarray, odd: np.ndarray, seed: float, first: float, n: float) -> np.ndarray:
+    mantissas, exponents = np.frexp(rows.astype(np.float32))
+    integers = (mantissas * 2.0**24).astype(np.int64) * 1024 + exponents
+    return keyed_normal(mix((integers * odd).sum(1) + int(seed)), int(first), int(n))
+
+
+ENTRIES: list[Entry | FlowEntry] = [
+    # other memory layouts are refused; a large `n` would fill the memory
+    Entry("keyed_normal_rows", keyed_normal_rows, _keyed_rows, _keyed_normal, in_place=("rows", "odd"), constants=("n",)),
     FlowEntry("VelocityNetwork", _velocity, _call_velocity),
     FlowEntry("EnsembleMLP", _ensemble, _call_ensemble),
     FlowEntry("FlowMapNetwork", _flow_map, _call_flow_map),

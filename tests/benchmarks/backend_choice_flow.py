@@ -29,6 +29,7 @@ import torch as th
 from stable_baselines3.common.logger import configure
 
 from sb3_flow import FMQ, RQL, OfflineDataset
+from tests.benchmarks.backend_choice import interval
 
 WIDTHS, BATCHES, ROWS = (32, 64, 128, 256, 512, 1024), (32, 128, 256, 1024, 4096), (1, 4, 8, 64)
 UPDATES = {"RQL": BATCHES, "FMQ": BATCHES[:-1]}  # FMQ's rows are 32 candidates each
@@ -95,16 +96,6 @@ def measure(cell: Cell, seconds: float) -> dict[str, list[float]]:
             times[backend].append(timed(backend, repeats))
         backends.reverse()
     return times
-
-
-def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """:return: median, and the bounds of its 95 % interval: the order statistics that it lies between with that probability"""
-    ratios, n = np.sort(ratios), len(ratios)
-    below, outside = 0, 0.5**n
-    while 2 * (outside + math.comb(n, below + 1) * 0.5**n) <= 0.05:
-        below += 1
-        outside += math.comb(n, below) * 0.5**n
-    return float(np.median(ratios)), float(ratios[below]), float(ratios[n - 1 - below])
 
 
 def grid(threads: int) -> Iterator[Cell]:
