@@ -1,6 +1,6 @@
 """What PPO, MaskablePPO and RecurrentPPO share: chosen advantages, chosen policy losses, and the update they enter."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -29,7 +29,7 @@ from sb3_flow.on_policy.finite import check_pass
 from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.on_policy.grouping import Groups
 from sb3_flow.on_policy.reference import kl_divergence, make_reference
-from sb3_flow.on_policy.rollout_buffer import AT_ONCE, FinalObservation, Minibatch, give_estimates
+from sb3_flow.on_policy.rollout_buffer import AT_ONCE, FinalObservation, Minibatch, with_estimates
 from sb3_flow.on_policy.saved_state import PersistentOnPolicy
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class PolicyGradient(PersistentOnPolicy):
     normalize_advantage: bool
     target_kl: float | None
     length_scaled_clip: bool = False  # GSPO's
+    buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    """Default of ``rollout_buffer_class``, and the same for Dict observations."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         check_sizes(options.get("n_steps"), options.get("batch_size"))  # before SB3 divides by them
@@ -98,11 +100,11 @@ class PolicyGradient(PersistentOnPolicy):
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
         generator = self._actions_generator  # of a loaded model, which goes on with its own
         with naming_policy_arguments(self):
-            super()._setup_model()
+            self._build()
         self._actions_generator = generator or self._actions_generator
         if self.clip_range_high is not None:
             self.clip_range_high = FloatSchedule(self.clip_range_high)
-        give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
+        self.rollout_buffer.estimator = Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups)
         if self.reference_policy is not None or self._has_reference:
             if self._has_reference and self.reference_policy is not None and self.reference_policy != self._reference_of:
                 raise ValueError(
@@ -115,6 +117,15 @@ class PolicyGradient(PersistentOnPolicy):
             self._has_reference = True
             self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
         self._choose_backend()
+
+    def _build(self) -> None:
+        """Have SB3 build the policy and a rollout buffer with estimates; files name the buffer's class without them."""
+        buffer_class = self.rollout_buffer_class or self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        self.rollout_buffer_class = with_estimates(buffer_class)
+        try:
+            super()._setup_model()
+        finally:
+            self.rollout_buffer_class = buffer_class
 
     def _choose_backend(self) -> None:
         uncovered = self._not_native() or not_covered(self.policy)
@@ -135,7 +146,7 @@ class PolicyGradient(PersistentOnPolicy):
         if self.recompute_advantages == "minibatch":
             return "advantages are estimated again after each gradient step"
         if self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
-            return f"{type(self.rollout_buffer).__name__} may sample in its own way"
+            return f"{self.rollout_buffer.storage.__name__} may sample in its own way"
         return None
 
     def set_random_seed(self, seed: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """
 Rollout buffers that keep what advantage estimators need, and hand out minibatches of rows, of episodes or of sequences.
 
-One part serves every rollout buffer of SB3 and sb3-contrib (plain, Dict, maskable, recurrent) and users' own.
+:func:`with_estimates` makes them of any rollout buffer class: SB3's, sb3-contrib's (maskable, recurrent) and users' own.
 """
 
 from collections.abc import Iterator
@@ -50,16 +50,20 @@ class EstimatedRollouts(RolloutBuffer):
     - ``alive``: steps that count; all, except after the first end in rollouts of whole episodes
     """
 
+    storage: type[RolloutBuffer]  # the class that the arrays are added and read by
     estimator: Estimator
-    capacity: int
-    mean_episode_length: float  # of the episodes, or what of them is in the rollout
+    mean_episode_length: float  # of the episodes' parts that are in the rollout
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.capacity = self.buffer_size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # the class is made by `give_estimates`: it has no name of its own to be found by
-        return _restore, (type(self).__bases__[1], self.__dict__)
+        # pickle finds classes by their names, and this class is made by a function
+        return _restore, (self.storage, self.__dict__)
 
     def reset(self) -> None:
-        self.buffer_size = self.capacity
+        self.buffer_size = vars(self).get("capacity", self.buffer_size)
         super().reset()
         shape = (self.buffer_size, self.n_envs)
         self.raw_rewards = np.zeros(shape, dtype=np.float32)
@@ -296,26 +300,30 @@ class EstimatedRollouts(RolloutBuffer):
 
 
 @cache
-def _with_estimates(buffer_class: type[RolloutBuffer]) -> type[EstimatedRollouts]:
-    return type(buffer_class.__name__, (EstimatedRollouts, buffer_class), {"__module__": buffer_class.__module__})
+def with_estimates(buffer_class: type[RolloutBuffer]) -> type[EstimatedRollouts]:
+    """
+    Make the subclass of a rollout buffer class that is an :class:`EstimatedRollouts`.
+
+    :param buffer_class: of SB3, of sb3-contrib or a user's own
+    :return: a class with the same constructor; its buffers need an ``estimator`` before they estimate
+    """
+
+    class Estimated(EstimatedRollouts, buffer_class):  # type: ignore[misc, valid-type]
+        storage = buffer_class
+
+    Estimated.__qualname__ = Estimated.__name__ = f"Estimated{buffer_class.__name__}"
+    return Estimated
 
 
 def _restore(buffer_class: type[RolloutBuffer], state: dict[str, Any]) -> EstimatedRollouts:
-    buffer_class = _with_estimates(buffer_class)
-    buffer = buffer_class.__new__(buffer_class)
-    buffer.__dict__.update(state)
+    """
+    Read a buffer from a pickle, of this version or an older one.
+
+    :param buffer_class: without estimates
+    :param state: attributes of the buffer
+    :return: the buffer
+    """
+    estimated = with_estimates(buffer_class)
+    buffer = estimated.__new__(estimated)
+    vars(buffer).update(state)
     return buffer
-
-
-def give_estimates(buffer: RolloutBuffer, estimator: Estimator) -> None:
-    """
-    Turn a rollout buffer into an :class:`EstimatedRollouts` of the same storage. SB3's PPO, sb3-contrib's and their users'
-    own buffer classes are built by their owners, with arguments of their own; what they built is kept.
-
-    :param buffer: the buffer, changed in place
-    :param estimator: of its advantages
-    """
-    buffer.__class__ = _with_estimates(type(buffer))
-    assert isinstance(buffer, EstimatedRollouts)
-    buffer.estimator, buffer.capacity = estimator, buffer.buffer_size
-    buffer.reset()

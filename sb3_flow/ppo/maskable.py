@@ -4,6 +4,7 @@ from typing import Any
 
 import torch as th
 from sb3_contrib import MaskablePPO as ContribMaskablePPO
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -19,6 +20,8 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
     sb3-contrib's MaskablePPO (arXiv 2006.14171) with the choices of :class:`sb3_flow.PPO`, whose docstring explains the
     arguments from ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's.
     """
+
+    buffer_classes = MaskableRolloutBuffer, MaskableDictRolloutBuffer
 
     def __init__(
         self,

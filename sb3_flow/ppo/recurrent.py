@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.on_policy.collection import stack_observations
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
-from sb3_flow.on_policy.rollout_buffer import FinalObservation
+from sb3_flow.on_policy.rollout_buffer import FinalObservation, with_estimates
 
 
 class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
@@ -100,6 +100,20 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
             seed=seed,
             device=device,
             _init_setup_model=_init_setup_model,
+        )
+
+    def _build(self) -> None:
+        ContribRecurrentPPO._setup_model(self)
+        stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class for it
+        self.rollout_buffer = with_estimates(type(stock))(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            hidden_state_shape=stock.hidden_state_shape,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
         )
 
     def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
