@@ -1,4 +1,4 @@
-"""A minibatch of a rollout, and how many that were read together are taken apart."""
+"""A minibatch of a rollout, and the division of rows that were read together into minibatches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ ALIGNMENT = 64
 @dataclass
 class Minibatch:
     """
-    One minibatch of a rollout.
+    A minibatch of a rollout.
 
     :param data: SB3's or sb3-contrib's samples
-    :param mask: rows that count, bool ``(B,)``; None if all do
+    :param mask: rows that count, bool ``(B,)``; None if all rows do
     :param segments: the episode of each row within the minibatch, int64 ``(B,)``; only where sequences are asked for
     :param n_segments: number of these episodes
     :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; only if it is known
@@ -30,6 +30,8 @@ class Minibatch:
 
     def split(self, sizes: list[int]) -> "Iterator[Minibatch]":
         """
+        Divide the rows.
+
         :param sizes: rows of each part
         :return: the parts of ``data`` and ``proximal_log_prob``, as if each had been read by itself
         """
@@ -45,6 +47,6 @@ class Minibatch:
 def _split(column: Any, sizes: list[int]) -> list[Any]:
     """:return: parts of a tensor or of a dictionary of tensors; views where these are aligned"""
     if isinstance(column, dict):
-        parts = zip(*(_split(one, sizes) for one in column.values()), strict=True)
+        parts = zip(*(_split(entry, sizes) for entry in column.values()), strict=True)
         return [dict(zip(column, part, strict=True)) for part in parts]
     return [part if part.data_ptr() % ALIGNMENT == 0 else part.clone() for part in column.split(sizes)]

@@ -4,6 +4,7 @@ Rollout buffers that keep what advantage estimators need, and hand out minibatch
 :func:`with_estimates` makes them of any rollout buffer class: SB3's, sb3-contrib's (maskable, recurrent) and users' own.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -76,35 +77,67 @@ class EstimatedRollouts(RolloutBuffer):
         self.proximal_log_probs: np.ndarray | None = None
         self.rows: np.ndarray | None = None  # flat numbers of the rows to learn from, None for all
 
-    def record(
-        self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray | None, alive: np.ndarray | None
-    ) -> None:
+    def record(self, rewards: np.ndarray, dones: np.ndarray, alive: np.ndarray | None) -> None:
         """
-        What SB3's ``add`` has no room for; to be called just before it.
+        Keep what SB3's ``add``, which is called afterwards, has no room for.
 
         :param rewards: raw rewards, shape ``(n_envs,)``, as are the others
-        :param terminated: the episode ended by itself
-        :param truncated: a time limit cut the episode; None if it cut none
-        :param alive: whether the step counts, None if all do
+        :param dones: the episode ended, by itself unless :meth:`record_final` is told otherwise
+        :param alive: the step counts; None if all steps do
         """
         self.raw_rewards[self.pos] = rewards
-        self.terminated[self.pos] = terminated
-        if truncated is not None:
-            self.truncated[self.pos] = truncated
+        self.terminated[self.pos] = dones
         if alive is not None:
             self.alive[self.pos] = alive
 
     def record_final(self, final: list[FinalObservation], values: np.ndarray) -> None:
         """
+        Keep the ends of episodes that a time limit cut off.
+
         :param final: final observations of this step
         :param values: their values, shape ``(len(final),)``
         """
         self.final_observations += final
-        self._place(final, values)
+        for end, value in zip(final, values, strict=True):
+            self.terminated[end.step, end.env], self.truncated[end.step, end.env] = False, True
+            self.final_values[end.step, end.env] = value
 
-    def _place(self, final: list[FinalObservation], values: np.ndarray) -> None:
-        for one, value in zip(final, values, strict=True):
-            self.final_values[one.step, one.env] = value
+    def fill(
+        self,
+        observations: Any,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        episode_starts: np.ndarray,
+        values: np.ndarray,
+        log_probs: np.ndarray,
+    ) -> None:
+        """
+        Add all steps of a rollout, time-major: at once, unless the class of the buffer adds in its own way.
+
+        :param observations: an array, or a dictionary of arrays
+        :param actions: as sampled
+        :param rewards: with the discounted final values, shape ``(n_steps, n_envs)``, as are the others
+        :param episode_starts: an episode begins at this step
+        :param values: of the policy that acted
+        :param log_probs: of the policy that acted
+        """
+        if self.storage.add not in (RolloutBuffer.add, DictRolloutBuffer.add):
+            for step in range(self.buffer_size):
+                seen: Any = (
+                    observations[step]
+                    if not isinstance(observations, dict)
+                    else {key: part[step] for key, part in observations.items()}
+                )
+                judged = th.from_numpy(values[step])[:, None], th.from_numpy(log_probs[step])
+                self.add(seen, actions[step].reshape(self.n_envs, -1), rewards[step], episode_starts[step], *judged)
+            return
+        columns = {"actions": actions, "rewards": rewards, "episode_starts": episode_starts, "values": values}
+        columns |= {"log_probs": log_probs, "observations": observations}
+        for name, column in columns.items():
+            place = getattr(self, name)
+            for key in place if isinstance(place, dict) else [...]:
+                place[key][:] = column[key].reshape(place[key].shape)
+        self.pos, self.full = self.buffer_size, True
 
     def shorten(self) -> None:
         """Keep only the steps added so far; ``reset`` restores the full length."""
@@ -119,12 +152,12 @@ class EstimatedRollouts(RolloutBuffer):
         """
         Fill ``advantages`` and ``returns`` with the estimator's.
 
-        :param last_values: value of the observation after the last step, one for each environment
-        :param dones: whether the last step ended an episode
+        :param last_values: values of the observations after the last step
+        :param dones: the last step ended an episode
         """
         self.last_values = last_values.detach().cpu().numpy().flatten()
         self.last_dones = np.asarray(dones)
-        own = super().compute_returns_and_advantage.__func__  # type: ignore[attr-defined]
+        own = self.storage.compute_returns_and_advantage
         if self.estimator.kind == "gae" and own is not RolloutBuffer.compute_returns_and_advantage:
             super().compute_returns_and_advantage(last_values, dones)  # a user's buffer with its own estimate
             return
@@ -140,9 +173,9 @@ class EstimatedRollouts(RolloutBuffer):
         self, values: np.ndarray, log_probs: np.ndarray, final_values: np.ndarray, last_values: np.ndarray
     ) -> None:
         """
-        Estimate anew with the present networks; ``values`` and ``log_probs`` of the buffer stay the behaviour's.
+        Estimate with the present networks; ``values`` and ``log_probs`` of the buffer stay the behaviour's.
 
-        :param values: present values of the rows, flat as the buffer is after ``prepare``
+        :param values: present values of the rows, flat as a buffer is after ``prepare``
         :param log_probs: present log-probabilities of the rows' actions, flat
         :param final_values: present values of the ``final_observations``
         :param last_values: present values after the last step
@@ -151,15 +184,18 @@ class EstimatedRollouts(RolloutBuffer):
         def by_time(flat: np.ndarray) -> np.ndarray:
             return flat.reshape(self.n_envs, self.buffer_size).T
 
-        log_rhos = by_time(log_probs) - by_time(self.log_probs)
-        self._place(self.final_observations, final_values)
+        log_rhos = by_time(log_probs) - (by_time(self.log_probs) if self.generator_ready else self.log_probs)
+        for end, value in zip(self.final_observations, final_values, strict=True):
+            self.final_values[end.step, end.env] = value
         estimate = self.estimator.of_values(self, by_time(values), last_values, log_rhos)
-        self.advantages, self.returns = self.swap_and_flatten(estimate.advantages), self.swap_and_flatten(estimate.returns)
+        found = estimate.advantages, estimate.returns
+        self.advantages, self.returns = map(self.swap_and_flatten, found) if self.generator_ready else found
+        self.last_values = last_values
         self.statistics = estimate.statistics
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether minibatches are padded sequences (sb3-contrib's recurrent buffers)."""
+        """Say whether minibatches are padded sequences (sb3-contrib's recurrent buffers)."""
         return isinstance(self, (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer))
 
     def prepare(self) -> None:
@@ -179,6 +215,12 @@ class EstimatedRollouts(RolloutBuffer):
                 setattr(self, name, self.swap_and_flatten(array))
         self.generator_ready = True
 
+    def flat(self) -> "EstimatedRollouts":
+        """:return: a copy with the same arrays, flattened to rows"""
+        copied = copy.copy(self)
+        copied.prepare()
+        return copied
+
     def minibatches(self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE) -> Iterator[Minibatch]:
         """
         One pass over the rollout, in the random order of SB3's (sb3-contrib's) ``get``.
@@ -192,7 +234,7 @@ class EstimatedRollouts(RolloutBuffer):
         if self.is_recurrent:
             yield from self._sequences(self._size(batch_size))
             return
-        if not any(type(self)._get_samples is known._get_samples for known in ROW_BY_ROW):
+        if not any(self.storage._get_samples is known._get_samples for known in ROW_BY_ROW):
             at_once = 0  # a user's samples may depend on what else is in the minibatch
         waiting: list[tuple[np.ndarray, np.ndarray | None]] = []
         n_rows = 0
@@ -206,10 +248,7 @@ class EstimatedRollouts(RolloutBuffer):
             yield from self._read(waiting)
 
     def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
-        """
-        :param batches: of :meth:`batches_of_rows`
-        :return: their minibatches, out of one read of the buffer
-        """
+        """:return: the minibatches of several :meth:`batches_of_rows`, out of a single read of the buffer"""
         together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
         for minibatch, (_, segments) in zip(together.split([len(rows) for rows, _ in batches]), batches, strict=True):
             if segments is not None:
@@ -226,9 +265,11 @@ class EstimatedRollouts(RolloutBuffer):
         self, batch_size: int | None, by_episode: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """
+        Draw the rows of each minibatch.
+
         :param batch_size: see :meth:`minibatches`
         :param by_episode: see :meth:`minibatches`
-        :return: of each minibatch, the flat numbers of its rows and, by episode, the episode of each within the minibatch
+        :return: flat numbers of the rows and, by episode, the episode of each row within the minibatch
         """
         total = self.buffer_size * self.n_envs
         batch_size = self._size(batch_size)
@@ -287,16 +328,14 @@ class EstimatedRollouts(RolloutBuffer):
         return Minibatch(data=data, mask=mask, segments=segments, n_segments=n_sequences, proximal_log_prob=proximal)
 
     def in_order(self, batch_size: int = 8192) -> Iterator[Minibatch]:
-        """All rows in the order in which the buffer is flat, for looking at the rollout without learning from it."""
-        self.prepare()
-        total = self.buffer_size * self.n_envs
+        """Read all rows in the order of a flat buffer, without learning from them; the buffer stays as it is."""
+        flat, total = self.flat(), self.buffer_size * self.n_envs
         if self.is_recurrent:
-            counted, self.rows = self.rows, None
-            yield self._padded(np.arange(total))
-            self.rows = counted
+            flat.rows = None
+            yield flat._padded(np.arange(total))
             return
         for start in range(0, total, batch_size):
-            yield self._minibatch(np.arange(start, min(start + batch_size, total)))
+            yield flat._minibatch(np.arange(start, min(start + batch_size, total)))
 
 
 @cache
