@@ -182,7 +182,7 @@ def test_buffers_and_callbacks_may_change_rewards() -> None:
     found = []
     for kind, kwargs in ((PPO, {}), (AsyncPPO, {"mode": "sync", "advantage": "gae"})):
         model = kind("MlpPolicy", walks(3, ACTION_SPACES["box"]), rollout_buffer_class=Doubled, **SMALL, **kwargs)
-        model.learn(96, callback=Halved())
+        model.learn(48, callback=Halved())
         buffer = model.rollout_buffer
         found.append({**model.policy.state_dict(), "raw": th.tensor(buffer.raw_rewards), "paid": th.tensor(buffer.rewards)})
     assert_same_weights(found[1], found[0])

@@ -92,5 +92,5 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
 
 
 def _only_flattens(extractor: nn.Module) -> bool:
-    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]  # type: ignore[operator]
+    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]
     return all(type(part) in (FlattenExtractor, nn.Flatten) for part in parts)

@@ -34,7 +34,7 @@ def stack_observations(observations: list[Any]) -> Any:
     return np.stack(observations)
 
 
-def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray:
     """
     Bring sampled actions into the environments' bounds.
 

@@ -32,7 +32,7 @@ def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
         return np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), -1)
     tensors = obs_as_tensor(observations, policy.device)
     with th.no_grad():
-        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)  # type: ignore[arg-type]
+        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)
     return np.ascontiguousarray(found.numpy(), dtype=np.float32)
 
 
@@ -88,7 +88,7 @@ class NativeLoops:
         actions, values, log_probs = policy_forward(
             self.network, self.parameters, features(self.policy, observations), generator
         )
-        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)  # type: ignore[misc]
+        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)
         return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
 
     def values(self, observations: Any) -> th.Tensor:

@@ -34,8 +34,9 @@ from sb3_flow.on_policy.estimators import Advantage, Estimator
 from sb3_flow.on_policy.finite import check_pass
 from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.on_policy.grouping import Groups
+from sb3_flow.on_policy.minibatches import AT_ONCE, Minibatch
 from sb3_flow.on_policy.reference import ReferencePolicy, WithReference
-from sb3_flow.on_policy.rollout_buffer import AT_ONCE, Minibatch, with_estimates
+from sb3_flow.on_policy.rollout_buffer import with_estimates
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLearner
@@ -244,7 +245,11 @@ class PolicyGradient(WithReference):
         :return: scalar loss, and scalar metrics by name
         """
         data, mask = minibatch.data, minibatch.mask
-        rows = (lambda x: x) if mask is None else (lambda x: x[mask])
+
+        def rows(column: Any) -> th.Tensor:
+            counted: th.Tensor = column if mask is None else column[mask]
+            return counted
+
         values, log_prob, entropy = self._evaluate(data)
         values = values.flatten()
         advantages, log_prob, old_log_prob = rows(data.advantages), rows(log_prob), rows(data.old_log_prob)
@@ -310,10 +315,11 @@ class PolicyGradient(WithReference):
         return ranges
 
     def _actions(self, data: Any) -> th.Tensor:
+        actions: th.Tensor = data.actions
         if isinstance(self.action_space, spaces.Discrete):
-            return data.actions.long().flatten()
+            return actions.long().flatten()
         # sb3-contrib's recurrent buffers leave binary actions as bytes, which have no log-probability
-        return data.actions.float() if isinstance(self.action_space, spaces.MultiBinary) else data.actions
+        return actions.float() if isinstance(self.action_space, spaces.MultiBinary) else actions
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -15,7 +15,7 @@ from sb3_flow.losses import exact_kl
 from sb3_flow.on_policy.collection import RolloutCollection
 from sb3_flow.on_policy.flat_parameters import own_tensors
 
-ReferencePolicy = str | Path | BaseAlgorithm | BasePolicy | None
+ReferencePolicy = Literal["initial"] | str | Path | BaseAlgorithm | BasePolicy | None
 """A reference policy as an argument: "initial", the path of a saved model, a model, a policy, or none."""
 
 
@@ -92,20 +92,22 @@ class WithReference(RolloutCollection):
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
         """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
-        return policy.get_distribution(data.observations)
+        found: Distribution = policy.get_distribution(data.observations)
+        return found
 
     def _kl_to_reference(self, data: Any) -> th.Tensor:
         with th.no_grad():
             reference = self._distribution(self.reference, data)
         return kl_divergence(self._distribution(self.policy, data), reference)
 
-    def get_parameters(self) -> dict[str, dict]:
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
         """
         Copy the parameters of the policy and its optimizer: another model that is given them may go on learning.
 
         :return: state dicts by name, as SB3's
         """
-        return own_tensors(super().get_parameters())
+        parameters: dict[str, dict[str, Any]] = own_tensors(super().get_parameters())
+        return parameters
 
     def set_parameters(
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"

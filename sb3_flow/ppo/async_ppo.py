@@ -307,7 +307,7 @@ class AsyncPPO(PPO):
         set_normalisers(self.env, news["normalisers"])
         self.rollout_versions = rollout.versions.copy()
         lag = self.policy_version - self.rollout_versions
-        self._last_obs = rollout.observation(0)  # type: ignore[assignment]
+        self._last_obs = rollout.observation(0)
         self._last_episode_starts = rollout.episode_starts[0].copy()
         self._begin_rollout(self.env, rollout_buffer, use_masking)
         continue_training = self._replay(rollout, news, callback, rollout_buffer, n_rollout_steps)
@@ -356,7 +356,7 @@ class AsyncPPO(PPO):
             self._update_info_buffer(infos, dones)
             rollout_buffer.raw_rewards[n_steps], rollout_buffer.terminated[n_steps] = rewards, dones
             self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps)
-            self._last_obs, self._last_episode_starts = new_obs, dones  # type: ignore[assignment]
+            self._last_obs, self._last_episode_starts = new_obs, dones
         seen = rollout.spec.whole({key: part[:-1] for key, part in rollout.observations.items()})
         rollout_buffer.fill(seen, all_actions, all_rewards, rollout.episode_starts, all_values, all_log_probs)
         n_steps = n_rollout_steps

@@ -78,4 +78,5 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
         return self.policy.evaluate_actions(data.observations, self._actions(data), action_masks=data.action_masks)
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        return policy.get_distribution(data.observations, data.action_masks)
+        found: Distribution = policy.get_distribution(data.observations, data.action_masks)
+        return found

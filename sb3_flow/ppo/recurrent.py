@@ -26,7 +26,7 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     there. Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
     """
 
-    policy: RecurrentActorCriticPolicy  # type: ignore[assignment]
+    policy: RecurrentActorCriticPolicy
     _last_lstm_states: RNNStates  # type: ignore[assignment]
     _new_lstm_states: RNNStates  # after the present step
 
@@ -117,7 +117,8 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         return self.policy.evaluate_actions(data.observations, self._actions(data), data.lstm_states, data.episode_starts)
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        return policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+        found: Distribution = policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+        return found
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_new_lstm_states"]
