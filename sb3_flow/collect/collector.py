@@ -145,7 +145,8 @@ class Collector:
         :return: statistics of the normalisers after the reset
         """
         self._send(("begin", reset, coming_reset, statistics, random))
-        return self._receive(self.timeout, "begun")[0]
+        statistics_after: list[dict[str, Any]] = self._receive(self.timeout, "begun")[0]
+        return statistics_after
 
     def request(self, state: Any = None) -> None:
         """
@@ -216,9 +217,10 @@ class Collector:
                         f"The collector process (pid {self.pid}) hangs: the environments made no step for {timeout:g} "
                         "seconds. It was killed. If a step or a reset may take that long, raise `collector_timeout`."
                     )
-            kind, *content = pickle.loads(self._connection.recv_bytes())
+            message: tuple[Any, ...] = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise CollectorError(self._obituary()) from None
+        kind, *content = message
         if kind == "error":
             raise CollectorError(f"The collector process (pid {self.pid}) failed:\n\n{content[1]}") from (
                 None if content[0] is None else pickle.loads(content[0])

@@ -54,11 +54,10 @@ def pack(env: VecEnv) -> bytes:
     left_out = ("venv", "class_attributes")
     states = [(type(link), {name: value for name, value in vars(link).items() if name not in left_out}) for link in wrappers]
     try:
-        if factory is not None:
-            return cloudpickle.dumps((factory, None, []))
-        if isinstance(innermost, SubprocVecEnv):
+        if factory is None and isinstance(innermost, SubprocVecEnv):
             raise TypeError("its worker processes belong to the process that started them")
-        return cloudpickle.dumps((None, innermost, states))
+        packed: bytes = cloudpickle.dumps((None, innermost, states) if factory is None else (factory, None, []))
+        return packed
     except Exception as error:
         raise TypeError(
             "`env` must be something that can be moved into the collector process, or a function that makes it there; but "
@@ -69,9 +68,10 @@ def pack(env: VecEnv) -> bytes:
 
 def unpack(packed: bytes) -> VecEnv:
     """:return: the environment that :func:`pack` packed"""
-    factory, env, states = pickle.loads(packed)
+    factory, innermost, states = pickle.loads(packed)
     if factory is not None:
         return made_by(factory)
+    env: VecEnv = innermost
     for kind, state in reversed(states):
         wrapper = kind.__new__(kind)
         wrapper.__dict__.update(state, venv=env, class_attributes=dict(inspect.getmembers(kind)))
