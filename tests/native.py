@@ -13,8 +13,8 @@ from torch import nn
 
 from sb3_flow.grpo.policies import ActorPolicy
 from sb3_flow.native import BERNOULLI, CATEGORICAL, GAUSSIAN, RELU, TANH, Network, describe_network
+from sb3_flow.on_policy.minibatches import Minibatch
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
-from sb3_flow.on_policy.rollout_buffer import Minibatch
 
 ACTIONS = {
     "categorical": spaces.Discrete(4),

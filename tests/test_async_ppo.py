@@ -18,6 +18,7 @@ import pytest
 import torch as th
 from async_environments import Clock, clock_processes, clocks
 from on_policy import ACTION_SPACES, DICT, assert_same_weights, learned, walks
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
@@ -166,6 +167,26 @@ def test_sync_is_ppo_to_the_last_bit(case: str) -> None:
     for theirs, mine in zip(found[0][1], found[1][1], strict=True):
         assert theirs == {key: value for key, value in mine.items() if not key.startswith("async/")}
         assert mine["async/lag_max"] == 0
+
+
+def test_buffers_and_callbacks_may_change_rewards() -> None:
+    class Doubled(RolloutBuffer):
+        def add(self, obs: Any, action: Any, reward: Any, *others: Any) -> None:
+            super().add(obs, action, 2 * reward, *others)
+
+    class Halved(BaseCallback):
+        def _on_step(self) -> bool:
+            self.locals["rewards"] *= 0.25
+            return True
+
+    found = []
+    for kind, kwargs in ((PPO, {}), (AsyncPPO, {"mode": "sync", "advantage": "gae"})):
+        model = kind("MlpPolicy", walks(3, ACTION_SPACES["box"]), rollout_buffer_class=Doubled, **SMALL, **kwargs)
+        model.learn(48, callback=Halved())
+        buffer = model.rollout_buffer
+        found.append({**model.policy.state_dict(), "raw": th.tensor(buffer.raw_rewards), "paid": th.tensor(buffer.rewards)})
+    assert_same_weights(found[1], found[0])
+    assert found[0]["raw"][0, 0] == 0.25 and found[0]["paid"][0, 0] == 0.5
 
 
 # --- lockstep

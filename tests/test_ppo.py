@@ -123,6 +123,19 @@ def test_a_buffer_with_its_own_estimate_keeps_it() -> None:
     assert (model.rollout_buffer.advantages == 1.0).all()
 
 
+def test_a_users_buffer_is_built_once() -> None:
+    built = []
+
+    class Own(RolloutBuffer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            built.append(self)
+
+    model = PPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), rollout_buffer_class=Own, **SMALL)
+    assert built == [model.rollout_buffer] and isinstance(model.rollout_buffer, Own)
+    assert model.rollout_buffer_class is Own and type(model.rollout_buffer).__name__ == "EstimatedOwn"
+
+
 @pytest.mark.parametrize("kind", ["PPO", "MaskablePPO", "RecurrentPPO"])
 def test_buffers_can_be_pickled_and_copied(kind: str) -> None:
     ours, _ = classes(kind)
@@ -458,7 +471,7 @@ def test_clip_fraction_is_of_the_ratio_that_is_clipped(policy_loss: str, clip_ra
     shift = np.random.default_rng(0).normal(0, 0.5, buffer.log_probs.shape).astype(np.float32)
     buffer.log_probs = buffer.log_probs + shift
     model.rollout_buffer.prepare()
-    buffer.proximal_log_probs = model._look_again()[1]  # decoupled: nothing has moved since the update began
+    buffer.proximal_log_probs = model._evaluate_rollout()[1]  # decoupled: nothing has moved since the update began
     minibatch = next(iter(buffer.minibatches(None, by_episode=policy_loss.startswith("gspo"))))
     found = model.loss(minibatch, 0.2, clip_range_high)[1]
     with th.no_grad():

@@ -17,7 +17,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_flow.offline_to_online.offline_labels import EVALUATION, TIMESTEPS
-from sb3_flow.on_policy.rollout_buffer import FLATTENED, RECURRENT_STATES
+from sb3_flow.on_policy.minibatches import FLATTENED, RECURRENT_STATES
 
 SIGNATURES = {
     "_setup_model": [],

@@ -19,7 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from sb3_flow.collect.memory import Layout, attach, reserve
 from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.collect.weights import PublishedWeights
-from sb3_flow.collect.worker import CANCEL, GRACE, HEARTBEAT
+from sb3_flow.collect.worker import GRACE, SIGNALS
 
 START_TIMEOUT = 120.0  # importing torch on a busy machine takes its time
 # not multiprocessing's start methods: with them, every script that trains would need `if __name__ == "__main__":`
@@ -30,15 +30,17 @@ class CollectorError(RuntimeError):
     """The collector process failed, died or hangs."""
 
 
-class Filled(NamedTuple):
+class CollectedRollout(NamedTuple):
     """
+    A rollout that has arrived.
+
     :param rollout: its slot
-    :param found: what travels with it: infos, statistics of the normalisers, states of the random generators
+    :param news: infos, statistics of the normalisers and states of the random generators, which travel with it
     :param waited: seconds the learner waited for it
     """
 
     rollout: Rollout
-    found: dict[str, Any]
+    news: dict[str, Any]
     waited: float
 
 
@@ -58,7 +60,7 @@ class Collector:
     """
     A running collector process.
 
-    :param policy: what the collector's replica shall be like
+    :param policy: which the collector's replica copies
     :param policy_arguments: class, positional and keyword arguments of the replica; the learning rate is added
     :param env: packed environments
     :param spec: shapes of the rollouts
@@ -84,7 +86,8 @@ class Collector:
         self.timeout = timeout
         self.outstanding: list[int] = []  # slots to be filled, in order
         layout = Layout()
-        layout.add("words", (2,), np.int64)
+        for signal_name in SIGNALS:
+            layout.add(signal_name, (1,), np.int64)
         PublishedWeights.reserve(policy, layout)
         for number in range(n_slots):
             Rollout.reserve(spec, layout, number)
@@ -116,7 +119,7 @@ class Collector:
             os.close(memory)
             raise
         block = attach(memory, layout.size)
-        self._words = layout.view(block, "words")
+        self._heartbeat, self._cancelled = (layout.view(block, signal_name) for signal_name in SIGNALS)
         self.weights = PublishedWeights(policy, layout, block)
         self.rollouts = [Rollout(spec, layout, block, number) for number in range(n_slots)]
         try:
@@ -137,12 +140,13 @@ class Collector:
 
     def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: Any) -> list[dict[str, Any]]:
         """
-        Before the first rollout of ``learn``; see ``Worker.begin``.
+        Prepare the first rollout of ``learn``; see ``Worker.begin``.
 
         :return: statistics of the normalisers after the reset
         """
         self._send(("begin", reset, coming_reset, statistics, random))
-        return self._receive(self.timeout, "begun")[0]
+        statistics_after: list[dict[str, Any]] = self._receive(self.timeout, "begun")[0]
+        return statistics_after
 
     def request(self, state: Any = None) -> None:
         """
@@ -154,12 +158,12 @@ class Collector:
         self.outstanding.append(number)
         self._send(("collect", number, state))
 
-    def receive(self) -> Filled:
+    def receive(self) -> CollectedRollout:
         """:return: the oldest rollout asked for, when it is full; its slot is taken until :meth:`release`"""
         since = time.perf_counter()
-        number, found = self._receive(self.timeout, "rollout")
+        number, news = self._receive(self.timeout, "rollout")
         assert number == self.outstanding[0]
-        return Filled(self.rollouts[number], found, time.perf_counter() - since)
+        return CollectedRollout(self.rollouts[number], news, time.perf_counter() - since)
 
     def release(self) -> None:
         """Give the slot of the oldest rollout back."""
@@ -167,11 +171,11 @@ class Collector:
 
     def cancel(self) -> None:
         """Take all requests back."""
-        self._words[CANCEL] = 1
+        self._cancelled[0] = 1
         while self.outstanding:
             self._receive(self.timeout, "rollout", "cancelled")
             self.release()
-        self._words[CANCEL] = 0
+        self._cancelled[0] = 0
 
     def stop(self, grace: float = GRACE) -> None:
         """
@@ -179,7 +183,7 @@ class Collector:
 
         :param grace: seconds it has to end by itself
         """
-        self._words[CANCEL] = 1
+        self._cancelled[0] = 1
         if self._finalizer.detach() is not None:
             _end(os.getpid(), self._process, self._connection, grace)
 
@@ -192,17 +196,19 @@ class Collector:
 
     def _receive(self, timeout: float, *expected: str) -> list[Any]:
         """
+        Wait for the next message.
+
         :param timeout: seconds without a step
         :param expected: kinds of messages
-        :return: what the next message says
-        :raises CollectorError: if there will be none
+        :return: the content of the message
+        :raises CollectorError: if no message will come
         """
-        beat, since = int(self._words[HEARTBEAT]), time.monotonic()
+        beat, since = int(self._heartbeat[0]), time.monotonic()
         try:
             while not self._connection.poll(0.1):
                 if self._process.poll() is not None and not self._connection.poll(0.1):
                     raise EOFError
-                now = int(self._words[HEARTBEAT])
+                now = int(self._heartbeat[0])
                 if now != beat:
                     beat, since = now, time.monotonic()
                 elif time.monotonic() - since > timeout:
@@ -211,9 +217,10 @@ class Collector:
                         f"The collector process (pid {self.pid}) hangs: the environments made no step for {timeout:g} "
                         "seconds. It was killed. If a step or a reset may take that long, raise `collector_timeout`."
                     )
-            kind, *content = pickle.loads(self._connection.recv_bytes())
+            message: tuple[Any, ...] = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise CollectorError(self._obituary()) from None
+        kind, *content = message
         if kind == "error":
             raise CollectorError(f"The collector process (pid {self.pid}) failed:\n\n{content[1]}") from (
                 None if content[0] is None else pickle.loads(content[0])

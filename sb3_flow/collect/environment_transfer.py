@@ -24,9 +24,11 @@ def chain(env: VecEnv) -> list[VecEnv]:
 
 def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
     """
+    Make an environment by a function, which is kept for the collector.
+
     :param factory: makes an environment or a vectorised environment
     :param verbose: verbosity level
-    :return: what it makes, wrapped as SB3 wraps it, with the function kept for the collector
+    :return: the environment, wrapped as SB3 wraps it
     """
     env = BaseAlgorithm._wrap_env(factory(), verbose)
     setattr(env, FACTORY, factory)
@@ -35,25 +37,27 @@ def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
 
 def comes_from_function(env: VecEnv) -> bool:
     """:return: whether :func:`made_by` made it"""
-    return any(FACTORY in vars(one) for one in chain(env))
+    return any(FACTORY in vars(link) for link in chain(env))
 
 
 def pack(env: VecEnv) -> bytes:
     """
+    Pack an environment, or the function that makes it, for another process.
+
     :param env: a vectorised environment
-    :return: what :func:`unpack` needs to have it, or another one from the same function, in another process
-    :raises TypeError: if that cannot be
+    :return: an argument of :func:`unpack`
+    :raises TypeError: if the environment cannot be moved
     """
-    factory = next((vars(one)[FACTORY] for one in chain(env) if FACTORY in vars(one)), None)
+    factory = next((vars(link)[FACTORY] for link in chain(env) if FACTORY in vars(link)), None)
     *wrappers, innermost = chain(env)
     # VecEnvWrapper looks up unknown attributes in what it wraps, which is not there while a pickle is read
-    states = [(type(one), {k: v for k, v in vars(one).items() if k not in ("venv", "class_attributes")}) for one in wrappers]
+    left_out = ("venv", "class_attributes")
+    states = [(type(link), {name: value for name, value in vars(link).items() if name not in left_out}) for link in wrappers]
     try:
-        if factory is not None:
-            return cloudpickle.dumps((factory, None, []))
-        if isinstance(innermost, SubprocVecEnv):
+        if factory is None and isinstance(innermost, SubprocVecEnv):
             raise TypeError("its worker processes belong to the process that started them")
-        return cloudpickle.dumps((None, innermost, states))
+        packed: bytes = cloudpickle.dumps((None, innermost, states) if factory is None else (factory, None, []))
+        return packed
     except Exception as error:
         raise TypeError(
             "`env` must be something that can be moved into the collector process, or a function that makes it there; but "
@@ -63,10 +67,11 @@ def pack(env: VecEnv) -> bytes:
 
 
 def unpack(packed: bytes) -> VecEnv:
-    """:return: the environment that :func:`pack` took apart"""
-    factory, env, states = pickle.loads(packed)
+    """:return: the environment that :func:`pack` packed"""
+    factory, innermost, states = pickle.loads(packed)
     if factory is not None:
         return made_by(factory)
+    env: VecEnv = innermost
     for kind, state in reversed(states):
         wrapper = kind.__new__(kind)
         wrapper.__dict__.update(state, venv=env, class_attributes=dict(inspect.getmembers(kind)))
@@ -82,8 +87,10 @@ def coming_reset(env: VecEnv) -> tuple[Any, Any]:
 
 def set_coming_reset(env: VecEnv, values: tuple[Any, Any]) -> None:
     """
+    Set seeds and options of the next reset.
+
     :param env: the environment
-    :param values: what :func:`coming_reset` returned
+    :param values: of :func:`coming_reset`
     """
     innermost = chain(env)[-1]
     for name, value in zip(("_seeds", "_options"), values, strict=True):
@@ -93,21 +100,25 @@ def set_coming_reset(env: VecEnv, values: tuple[Any, Any]) -> None:
 
 def normalisers(env: VecEnv, settings: bool = False) -> list[dict[str, Any]]:
     """
+    Read the running statistics of normalisers.
+
     :param env: the environment
-    :param settings: whether to include what does not change by stepping
-    :return: running statistics of each ``VecNormalize`` around it
+    :param settings: include the settings, which do not change by stepping
+    :return: of each ``VecNormalize`` around the environment
     """
     names = ("obs_rms", "ret_rms", *(SETTINGS if settings else ()))
-    found = [one for one in chain(env) if isinstance(one, VecNormalize)]
-    return [{name: getattr(one, name) for name in names if hasattr(one, name)} for one in found]
+    found = [link for link in chain(env) if isinstance(link, VecNormalize)]
+    return [{name: getattr(wrapper, name) for name in names if hasattr(wrapper, name)} for wrapper in found]
 
 
 def set_normalisers(env: VecEnv, states: list[dict[str, Any]]) -> None:
     """
+    Set the running statistics of normalisers.
+
     :param env: the environment
-    :param states: what :func:`normalisers` returned
+    :param states: of :func:`normalisers`
     """
-    found = [one for one in chain(env) if isinstance(one, VecNormalize)]
-    for one, state in zip(found, states, strict=True):
+    found = [link for link in chain(env) if isinstance(link, VecNormalize)]
+    for wrapper, state in zip(found, states, strict=True):
         for name, value in state.items():
-            setattr(one, name, value)
+            setattr(wrapper, name, value)

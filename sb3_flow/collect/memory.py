@@ -11,37 +11,35 @@ ALIGNMENT = 64
 
 
 class Layout:
-    """Where the arrays of a block lie. Both processes have the same one."""
+    """The places of named arrays in a block of memory; both processes have the same layout."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._places: dict[str, tuple[int, tuple[int, ...], str]] = {}
+        self._arrays: dict[str, tuple[int, tuple[int, ...], str]] = {}
 
     def add(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
         """
+        Reserve the place of an array.
+
         :param name: of the array
         :param shape: of the array
         :param dtype: of the array
         """
-        assert name not in self._places, name
+        assert name not in self._arrays, name
         dtype = np.dtype(dtype)
-        self._places[name] = (self.size, shape, dtype.str)
+        self._arrays[name] = (self.size, shape, dtype.str)
         length = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         self.size += -(-length // ALIGNMENT) * ALIGNMENT
 
     def view(self, block: mmap.mmap, name: str) -> np.ndarray:
-        """
-        :param block: the shared memory
-        :param name: of the array
-        :return: the array
-        """
-        offset, shape, dtype = self._places[name]
+        """:return: an array in the shared memory, by its name"""
+        offset, shape, dtype = self._arrays[name]
         return np.ndarray(shape, dtype=dtype, buffer=block, offset=offset)
 
 
 def reserve(size: int) -> int:
     """
-    Memory without a name: it vanishes with the last process that has it, however that process ends, and the size of
+    Reserve memory without a name: it vanishes with the last process that has it, however that process ends, and the size of
     ``/dev/shm`` (64 MB in a container by default) does not limit it. Pages that are never written take no room.
 
     :param size: in bytes
@@ -58,6 +56,8 @@ def reserve(size: int) -> int:
 
 def attach(descriptor: int, size: int) -> mmap.mmap:
     """
+    Map memory that :func:`reserve` reserved.
+
     :param descriptor: of the memory; closed
     :param size: in bytes
     :return: the memory

@@ -14,9 +14,11 @@ Observation = np.ndarray | dict[str, np.ndarray]
 @dataclass
 class RolloutSpec:
     """
+    Shapes and types of a rollout.
+
     :param n_steps: steps of each environment
     :param n_envs: number of environments
-    :param observations: shape and dtype of an observation, by key; one with the key "" if observations are not Dicts
+    :param observations: shape and dtype of an observation, by key; the only key is "" if observations are not Dicts
     :param action: shape and dtype of an action as the policy samples it
     :param real: dtype of the policy's values and log-probabilities
     """
@@ -33,15 +35,15 @@ class RolloutSpec:
         return observation if isinstance(observation, dict) else {"": observation}
 
     def whole(self, parts: dict[str, np.ndarray]) -> Observation:
-        """:return: what :meth:`parts` took apart"""
+        """:return: the observation whose parts these are"""
         return parts[""] if list(self.observations) == [""] else parts
 
 
 class Rollout:
     """
-    One slot. Arrays are time-major:
+    A slot of shared memory for a rollout. Arrays are time-major:
 
-    - ``observations``: ``n_steps + 1`` of them, the last one is what follows the last step; by key
+    - ``observations``: by key, ``n_steps + 1``, of which the last observation follows the last step
     - ``actions``, ``rewards`` (as the environments paid them), ``terminated``, ``truncated``, ``episode_starts``
     - ``log_probs``, ``values``: of the policy that acted, both from one forward pass
     - ``versions``: number of this policy, at each step
@@ -70,6 +72,8 @@ class Rollout:
     @staticmethod
     def reserve(spec: RolloutSpec, layout: Layout, number: int) -> None:
         """
+        Add the slot's arrays to the layout of a block.
+
         :param spec: shapes
         :param layout: to which the slot's arrays are added
         :param number: of the slot
@@ -95,12 +99,14 @@ class Rollout:
             layout.add(f"{number}/{name}", shape, dtype)
 
     def begin(self) -> None:
-        """Before the first step."""
+        """Forget the ends of the episodes of the previous rollout."""
         self.counts[0] = 0
 
     def put_observation(self, step: int, observation: Observation) -> None:
         """
-        :param step: at which it is acted on; ``n_steps`` for what follows the last step
+        Write an observation.
+
+        :param step: at which it is acted on; ``n_steps`` for the observation after the last step
         :param observation: of all environments
         """
         for key, part in self.spec.parts(observation).items():
@@ -108,11 +114,11 @@ class Rollout:
 
     def put_step(self, step: int, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """
-        What a step of the environments brought, but for the observation.
+        Write rewards and ends of episodes of a step, and the final observations.
 
         :param step: number of the step
         :param rewards: of all environments
-        :param dones: whether an episode ended
+        :param dones: an episode ended
         :param infos: of all environments
         :return: the infos without the terminal observations, which are in the slot now
         """
@@ -132,10 +138,7 @@ class Rollout:
         return infos
 
     def observation(self, step: int) -> Observation:
-        """
-        :param step: see :meth:`put_observation`
-        :return: a copy
-        """
+        """:return: a copy of the observation at a step; see :meth:`put_observation`"""
         return self.spec.whole({key: part[step].copy() for key, part in self.observations.items()})
 
     def finals(self) -> dict[int, dict[int, Observation]]:

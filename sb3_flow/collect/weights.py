@@ -1,4 +1,4 @@
-"""Weights that one process publishes and another one reads."""
+"""Weights that a process publishes and another process reads."""
 
 import hashlib
 import mmap
@@ -36,8 +36,9 @@ class PublishedWeights:
     """
 
     def __init__(self, module: th.nn.Module, layout: Layout, block: mmap.mmap):
-        # words: number of publications, whose parity names the current buffer; the version in each buffer
-        self._words, self._stored = layout.view(block, "weights/words"), layout.view(block, "weights/digest")
+        # the parity of the number of publications names the current buffer
+        self._publications, self._versions = layout.view(block, "weights/publications"), layout.view(block, "weights/versions")
+        self._stored = layout.view(block, "weights/digest")
         self.module = module
         self._buffers: list[dict[str, th.Tensor]] = []
         tensors, buffers = named_tensors(module), th.from_numpy(layout.view(block, "weights/buffers"))
@@ -56,11 +57,14 @@ class PublishedWeights:
     @staticmethod
     def reserve(module: th.nn.Module, layout: Layout) -> None:
         """
+        Add the vectors of the weights to the layout of a block.
+
         :param module: whose weights will be published
         :param layout: to which the arrays are added
         """
         size = sum(map(_length, named_tensors(module).values()))
-        layout.add("weights/words", (3,), np.int64)
+        layout.add("weights/publications", (1,), np.int64)
+        layout.add("weights/versions", (2,), np.int64)
         layout.add("weights/digest", (32,), np.uint8)
         layout.add("weights/buffers", (2, size), np.uint8)
 
@@ -70,14 +74,14 @@ class PublishedWeights:
         if _digest(tensors) != self._stored.tobytes():
             raise ValueError(
                 "The names, shapes and types of this module's weights are not those of the published weights, so that they "
-                f"cannot be copied. This module has {[(name, tuple(one.shape)) for name, one in tensors.items()]}."
+                f"cannot be copied. This module has {[(name, tuple(tensor.shape)) for name, tensor in tensors.items()]}."
             )
         return tensors
 
     @property
     def changed(self) -> bool:
-        """Whether there are weights that :meth:`read` has not read."""
-        return bool(self._words[0] != self._seen)
+        """Say whether there are weights that :meth:`read` has not read."""
+        return bool(self._publications[0] != self._seen)
 
     def write(self, version: int) -> None:
         """
@@ -86,14 +90,14 @@ class PublishedWeights:
         :param version: their number
         :raises ValueError: if the module has other weights than at the first publication
         """
-        number = int(self._words[0]) + 1
+        number = int(self._publications[0]) + 1
         if number == 1:
             self._stored[:] = np.frombuffer(_digest(named_tensors(self.module)), dtype=np.uint8)
         tensors = self._checked()
-        for name, place in self._buffers[number % 2].items():
-            place.copy_(tensors[name])
-        self._words[1 + number % 2] = version
-        self._words[0] = number
+        for name, stored in self._buffers[number % 2].items():
+            stored.copy_(tensors[name])
+        self._versions[number % 2] = version
+        self._publications[0] = number
 
     def read(self) -> int:
         """
@@ -104,12 +108,12 @@ class PublishedWeights:
         """
         tensors = self._checked()
         while True:
-            number = int(self._words[0])
+            number = int(self._publications[0])
             with th.no_grad():
-                for name, place in self._buffers[number % 2].items():
-                    tensors[name].copy_(place)
-            version = int(self._words[1 + number % 2])
+                for name, stored in self._buffers[number % 2].items():
+                    tensors[name].copy_(stored)
+            version = int(self._versions[number % 2])
             # the writer returns to this buffer with the publication after the next one
-            if int(self._words[0]) == number:
+            if int(self._publications[0]) == number:
                 self._seen = number
                 return version

@@ -24,8 +24,8 @@ from sb3_flow.collect.weights import PublishedWeights
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.finite import decide
 
-# words that learner and collector share
-HEARTBEAT, CANCEL = 0, 1
+SIGNALS = ("heartbeat", "cancelled")
+"""Numbers in shared memory: steps that the collector has made; 1 while the learner takes its requests back."""
 PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
 GRACE = 5.0  # seconds to end by itself, after the learner is gone
 
@@ -34,17 +34,16 @@ RandomState = tuple[Any, Any, Any, Any]
 
 
 def random_state(actions: np.random.Generator | None) -> RandomState:
-    """
-    :param actions: generator of native actions
-    :return: states of the global generators of torch, NumPy and Python, and of this one
-    """
+    """:return: states of the global generators of torch, NumPy and Python, and of the generator of native actions"""
     of_actions = None if actions is None else actions.bit_generator.state
     return th.get_rng_state(), np.random.get_state(), random.getstate(), of_actions
 
 
 def set_random_state(state: RandomState, actions: np.random.Generator | None) -> None:
     """
-    :param state: what :func:`random_state` returned
+    Put random generators into a state of :func:`random_state`.
+
+    :param state: to restore
     :param actions: generator of native actions
     """
     th.set_rng_state(state[0])
@@ -100,7 +99,7 @@ class Channel:
         return None if message is None else pickle.loads(message)
 
     def send(self, *message: Any) -> None:
-        """:param message: for the learner"""
+        """Send a message to the learner."""
         self._outgoing.put(pickle.dumps(message))
 
     def flush(self) -> None:
@@ -111,16 +110,18 @@ class Channel:
 
 class Worker:
     """
+    The collector's work: stepping the environments as the learner asks.
+
     :param channel: to the learner
     :param descriptor: of the shared memory
-    :param setup: what the learner sent first
+    :param setup: the learner's first message
     """
 
     def __init__(self, channel: Channel, descriptor: int, setup: dict[str, Any]):
         self.channel = channel
         layout = setup["layout"]
         block = attach(descriptor, layout.size)
-        self.words = layout.view(block, "words")
+        self.heartbeat, self.cancelled = (layout.view(block, name) for name in SIGNALS)
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
         self.policy = policy_class(*arguments, no_learning, **kwargs)
         self.policy.set_training_mode(False)
@@ -149,8 +150,8 @@ class Worker:
             request = self.channel.receive()
             if request is None:
                 return
-            what, *arguments = request
-            if what == "begin":
+            kind, *arguments = request
+            if kind == "begin":
                 self.begin(*arguments)
             else:
                 self.collect(time.perf_counter() - since, *arguments)
@@ -163,9 +164,9 @@ class Worker:
         random: int | RandomState,
     ) -> None:
         """
-        Before the first rollout of ``learn``.
+        Prepare the first rollout of ``learn``.
 
-        :param reset: whether to reset the environments
+        :param reset: reset the environments
         :param coming_reset: seeds and options of this reset
         :param statistics: of the normalisers
         :param random: seed or states of the random generators
@@ -198,7 +199,7 @@ class Worker:
         if self.policy.use_sde:
             self.policy.reset_noise(self.spec.n_envs)
         for step in range(self.spec.n_steps):
-            if self.words[CANCEL] or self.channel.closed.is_set():
+            if self.cancelled[0] or self.channel.closed.is_set():
                 self.channel.send("cancelled", number)
                 return
             if self.fresh and self.weights.changed:
@@ -217,16 +218,16 @@ class Worker:
             )
             infos.append(rollout.put_step(step, rewards, dones, found))
             self.episode_starts = dones
-            self.words[HEARTBEAT] += 1
+            self.heartbeat[0] += 1
         rollout.put_observation(self.spec.n_steps, self.observation)
-        found_out = {
+        news = {
             "infos": infos,
             "normalisers": normalisers(self.env),
             "waited": waited,
             "reward_dtype": rewards.dtype.str,
             "random_state": None if state is None else random_state(self.generator),
         }
-        self.channel.send("rollout", number, found_out)
+        self.channel.send("rollout", number, news)
 
     def act(self) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """:return: actions, values and log-probabilities of the replica"""

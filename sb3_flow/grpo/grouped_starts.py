@@ -58,6 +58,8 @@ class GroupedStart(gym.Wrapper, RecordConstructorArgs):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """
+        Start an episode.
+
         :param seed: an explicit seed is passed on as it is; that start belongs to no group, and the count of episodes begins
             again, since a seed makes what follows repeatable
         :param options: passed on
@@ -85,6 +87,8 @@ def has_grouped_starts(env: VecEnv) -> bool:
 
 def check_groups(env: VecEnv, group_size: int) -> None:
     """
+    Refuse environments that cannot form groups.
+
     :param env: N environments
     :param group_size: G, members of a group
     :raises ValueError: if G is less than 2 or does not divide N, or if an environment is not wrapped in

@@ -1,7 +1,7 @@
 """Group-relative policy optimisation (GRPO) and group sequence policy optimisation (GSPO) for environments."""
 
 import warnings
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch as th
@@ -13,16 +13,20 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checks import check_choice, check_whole, warn_without_effect
 from sb3_flow.grpo.grouped_starts import check_groups, group_starts
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_flow.on_policy.grouping import AGGREGATIONS, BASELINES, CREDITS, SCALES, Groups
+from sb3_flow.on_policy.arguments import Backend, PolicyLoss, given_by_name
+from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Groups, Scale
+from sb3_flow.on_policy.reference import ReferencePolicy
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 from sb3_flow.ppo import PPO
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
+GroupBy = Literal["start", "none"]
 
 
 class GRPO(PPO):
     """
-    PPO without a critic: what an action was worth is told by peers (GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783;
-    RLOO), in a form made for control. G environments of a group start an episode in the same state; at each step of it the
+    PPO without a critic: peers tell the worth of an action (GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO), in a
+    form made for control. G environments of a group start an episode in the same state; at each step of it the
     return from there on is compared with that of the peers that are still alive (``credit="return_to_go"``). The published
     form, one number for the whole episode, is ``credit="outcome"``; it learns far more slowly in control.
 
@@ -85,19 +89,19 @@ class GRPO(PPO):
         rollout_buffer_kwargs: dict[str, Any] | None = None,
         target_kl: float | None = None,
         group_size: int = 8,
-        group_by: str = "start",
-        credit: str = "return_to_go",
-        baseline: str = "loo",
-        scale: str = "batch",
-        ddof: int = 0,
-        aggregation: str = "step",
+        group_by: GroupBy = "start",
+        credit: Credit = "return_to_go",
+        baseline: Baseline = "loo",
+        scale: Scale = "batch",
+        ddof: Literal[0, 1] = 0,
+        aggregation: Aggregation = "step",
         shared_noise: bool = False,
-        policy_loss: str = "clip",
+        policy_loss: PolicyLoss = "clip",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         kl_coef: float = 0.0,
-        reference_policy: Any = None,
-        backend: str = "auto",
+        reference_policy: ReferencePolicy = None,
+        backend: Backend = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -106,6 +110,9 @@ class GRPO(PPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
+        own = "group_size", "group_by", "credit", "baseline", "scale", "ddof", "aggregation", "shared_noise"
+        given = given_by_name(locals(), "own", *own)
+        given["vf_coef"] = vf_coef if baseline == "critic" else 0.0
         self.group_size, self.group_by, self.shared_noise = group_size, group_by, shared_noise
         self.credit, self.baseline, self.scale, self.ddof, self.aggregation = credit, baseline, scale, ddof, aggregation
         self._starts: np.random.Generator | None = None
@@ -114,49 +121,15 @@ class GRPO(PPO):
         with warnings.catch_warnings():
             # SB3's advice that the minibatch divide the rollout, whose length here is the episodes'
             warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
-            super().__init__(
-                policy,
-                env,
-                learning_rate=learning_rate,
-                n_steps=n_steps,
-                batch_size=batch_size,
-                n_epochs=n_epochs,
-                gamma=gamma,
-                gae_lambda=gae_lambda,
-                clip_range=clip_range,
-                clip_range_vf=clip_range_vf,
-                normalize_advantage=normalize_advantage,
-                ent_coef=ent_coef,
-                vf_coef=vf_coef if baseline == "critic" else 0.0,
-                max_grad_norm=max_grad_norm,
-                use_sde=use_sde,
-                sde_sample_freq=sde_sample_freq,
-                rollout_buffer_class=rollout_buffer_class,
-                rollout_buffer_kwargs=rollout_buffer_kwargs,
-                target_kl=target_kl,
-                advantage="group",
-                policy_loss=policy_loss,
-                clip_range_high=clip_range_high,
-                dual_clip=dual_clip,
-                kl_coef=kl_coef,
-                reference_policy=reference_policy,
-                backend=backend,
-                stats_window_size=stats_window_size,
-                tensorboard_log=tensorboard_log,
-                policy_kwargs=policy_kwargs,
-                verbose=verbose,
-                seed=seed,
-                device=device,
-                _init_setup_model=_init_setup_model,
-            )
+            super().__init__(advantage="group", **given)
 
     def _check_options(self) -> None:
         check_whole(2, group_size=self.group_size)
-        check_choice(("start", "none"), group_by=self.group_by)
-        check_choice(CREDITS, credit=self.credit)
-        check_choice(BASELINES, baseline=self.baseline)
-        check_choice(SCALES, scale=self.scale)
-        check_choice(AGGREGATIONS, aggregation=self.aggregation)
+        check_choice(get_args(GroupBy), group_by=self.group_by)
+        check_choice(get_args(Credit), credit=self.credit)
+        check_choice(get_args(Baseline), baseline=self.baseline)
+        check_choice(get_args(Scale), scale=self.scale)
+        check_choice(get_args(Aggregation), aggregation=self.aggregation)
         check_choice((0, 1), ddof=self.ddof)
         if self.credit == "process" and self.baseline == "critic":
             raise ValueError(
@@ -170,10 +143,10 @@ class GRPO(PPO):
         critic = getattr(self.policy_class, "has_critic", True)
         if self.baseline == "critic" and not critic:
             raise ValueError(f'`baseline` is "critic", but {self.policy_class.__name__} has no value function.')
-        apart = '`group_by` is "none"' if self.group_by == "none" else None
+        no_groups = '`group_by` is "none"' if self.group_by == "none" else None
         process = '`credit` "process" has a baseline and a scale of its own' if self.credit == "process" else None
         unscaled = '`scale` is "none"' if self.scale == "none" and self.credit != "process" else None
-        warn_without_effect(self, group_size=apart, shared_noise=apart, baseline=process, scale=process, ddof=unscaled)
+        warn_without_effect(self, group_size=no_groups, shared_noise=no_groups, baseline=process, scale=process, ddof=unscaled)
 
     def _setup_model(self) -> None:
         self._check_options()  # here, since `load` sets attributes too
@@ -195,17 +168,17 @@ class GRPO(PPO):
         """
         Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of the groups' starts.
 
-        :param seed: without one, the starts are seeded from NumPy's global generator
+        :param seed: without a seed, the starts are seeded from NumPy's global generator
         """
         super().set_random_seed(seed)
         self._starts = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
 
-    def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
+    def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
         if self.group_by == "start":
             assert self._starts is not None
             seeds = self._starts.integers(2**31, size=env.num_envs // self.group_size)
             group_starts(env, seeds, self.group_size, self.shared_noise)
-        super()._begin_rollout(env, use_masking)
+        super()._begin_rollout(env, rollout_buffer, use_masking)
 
     def learn(
         self: SelfGRPO,
@@ -216,6 +189,6 @@ class GRPO(PPO):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfGRPO:
-        """As SB3's; ``total_timesteps`` is reached at the end of a rollout of whole episodes."""
+        """Learn as SB3's PPO does; ``total_timesteps`` is reached at the end of a rollout of whole episodes."""
         tb_log_name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)

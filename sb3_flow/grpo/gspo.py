@@ -1,11 +1,17 @@
 """Group sequence policy optimisation (GSPO) for environments."""
 
-from typing import Any
+from typing import Any, Literal
 
-from stable_baselines3.common.type_aliases import Schedule
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.common.checks import check_choice, check_known
-from sb3_flow.grpo.grpo import GRPO
+from sb3_flow.common.checks import check_choice
+from sb3_flow.grpo.grpo import GRPO, GroupBy
+from sb3_flow.on_policy.arguments import Backend, given_by_name
+from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Scale
+from sb3_flow.on_policy.reference import ReferencePolicy
 
 
 class GSPO(GRPO):
@@ -28,15 +34,49 @@ class GSPO(GRPO):
 
     def __init__(
         self,
-        *args: Any,
-        credit: str = "outcome",
-        policy_loss: str = "gspo",
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        n_steps: int = 1000,
+        batch_size: int = 512,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = False,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        group_size: int = 8,
+        group_by: GroupBy = "start",
+        credit: Credit = "outcome",
+        baseline: Baseline = "loo",
+        scale: Scale = "batch",
+        ddof: Literal[0, 1] = 0,
+        aggregation: Aggregation = "step",
+        shared_noise: bool = False,
+        policy_loss: Literal["gspo", "gspo_token"] = "gspo",
         clip_range_high: float | Schedule | None = 0.28,
         length_scaled_clip: bool = True,
-        **kwargs: Any,
+        dual_clip: float = 3.0,
+        kl_coef: float = 0.0,
+        reference_policy: ReferencePolicy = None,
+        backend: Backend = "auto",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
     ):
-        check_known(type(self), kwargs)
+        given = given_by_name(locals(), "length_scaled_clip")
         check_choice(("gspo", "gspo_token"), policy_loss=policy_loss)
         self.length_scaled_clip = length_scaled_clip
-        kwargs |= {"credit": credit, "policy_loss": policy_loss, "clip_range_high": clip_range_high}
-        super().__init__(*args, **kwargs)
+        super().__init__(**given)

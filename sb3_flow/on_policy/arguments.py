@@ -1,6 +1,6 @@
-"""Which arguments of the on-policy algorithms are refused, and why."""
+"""Checks of the on-policy algorithms' arguments."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -13,20 +13,34 @@ from sb3_flow.common.checks import (
     check_whole,
     warn_without_effect,
 )
-from sb3_flow.on_policy.estimators import KINDS
+from sb3_flow.on_policy.estimators import Advantage
 
-POLICY_LOSSES = ("clip", "dual_clip", "gspo", "gspo_token", "decoupled")
-RECOMPUTE = ("auto", "never", "epoch", "minibatch")
+Backend = Literal["auto", "torch", "native"]
+PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
+Recomputation = Literal["auto", "never", "epoch", "minibatch"]
+
+
+def given_by_name(scope: dict[str, Any], *kept: str) -> dict[str, Any]:
+    """
+    Collect what a constructor was given, to relay it by name.
+
+    :param scope: ``locals()`` at the beginning of the constructor
+    :param kept: names of arguments that are not relayed
+    :return: all other arguments by name
+    """
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__", *kept)}
 
 
 def check_choices(model: Any) -> None:
     """
+    Refuse options that do not exist, and options that exclude each other.
+
     :param model: with the arguments that the classes add to SB3's
-    :raises ValueError: if one is none of the choices, or two do not go together
+    :raises ValueError: if an argument is none of its choices, or two arguments do not go together
     """
-    check_choice(KINDS, advantage=model.advantage)
-    check_choice(POLICY_LOSSES, policy_loss=model.policy_loss)
-    check_choice(RECOMPUTE, recompute_advantages=model.recompute_advantages)
+    check_choice(get_args(Advantage), advantage=model.advantage)
+    check_choice(get_args(PolicyLoss), policy_loss=model.policy_loss)
+    check_choice(get_args(Recomputation), recompute_advantages=model.recompute_advantages)
     check_number(kl_coef=model.kl_coef, clip_range_high=model.clip_range_high)
     check_minimum(0.0, kl_coef=model.kl_coef)
     caps = f"rho_bar={model.rho_bar} and c_bar={model.c_bar} were given"
@@ -47,20 +61,25 @@ def check_choices(model: Any) -> None:
         )
 
 
-def check_sizes(n_steps: int | None, batch_size: int | None) -> None:
+def check_sizes(n_steps: int, batch_size: int | None) -> None:
     """
-    :param n_steps: of a rollout; None if it is not given
+    Refuse rollouts and minibatches without rows.
+
+    :param n_steps: of a rollout
     :param batch_size: of a minibatch; None for the whole rollout
-    :raises ValueError: if one is given and not at least 1
+    :raises ValueError: if a size is not at least 1
     """
-    sizes = {"n_steps": n_steps, "batch_size": batch_size}
-    check_whole(1, **{name: given for name, given in sizes.items() if given is not None})
+    check_whole(1, n_steps=n_steps)
+    if batch_size is not None:
+        check_whole(1, batch_size=batch_size)
 
 
 def check_numbers(model: Any) -> None:
     """
-    :param model: with SB3's arguments; schedules are looked at when they are evaluated
-    :raises ValueError: if one is not a number that could be meant
+    Refuse numbers that cannot be meant.
+
+    :param model: with SB3's arguments; schedules are checked when they are evaluated
+    :raises ValueError: if an argument is not a number, or out of its range
     """
     check_sizes(model.n_steps, model.batch_size)
     check_whole(0, n_epochs=model.n_epochs)  # 0 to collect alone
@@ -83,7 +102,7 @@ def check_numbers(model: Any) -> None:
 
 def warn_of_idle_arguments(model: Any) -> None:
     """
-    Warn of arguments of ours that have no effect beside the others.
+    Warn of arguments that have no effect beside the others.
 
     :param model: with the arguments that the classes add to SB3's
     """

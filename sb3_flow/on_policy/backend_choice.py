@@ -1,4 +1,4 @@
-"""What the compiled loops of PPO, GRPO and GSPO cover, and where they are faster than torch."""
+"""The policies that the compiled loops of PPO, GRPO and GSPO cover, and the sizes at which the loops are faster than torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ DISTRIBUTIONS = (
     distributions.BernoulliDistribution,
     distributions.DiagGaussianDistribution,
 )
-# what a subclass may not have changed
+# a subclass that has changed one of these is not covered
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
 ONE_THREAD, TWO_THREADS = 600e6, 100e6
@@ -54,11 +54,13 @@ def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: 
 
 def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
     """:return: inputs and outputs of a policy's linear layers"""
-    return [(one.in_features, one.out_features) for one in policy.modules() if isinstance(one, nn.Linear)]
+    return [(layer.in_features, layer.out_features) for layer in policy.modules() if isinstance(layer, nn.Linear)]
 
 
 def not_covered(policy: ActorCriticPolicy) -> str | None:
     """
+    Look for a reason why the compiled loops do not cover a policy.
+
     :param policy: of SB3's PPO
     :return: why the compiled loops do not cover this policy, a sentence without its full stop; None if they do
     """
@@ -89,5 +91,5 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
 
 
 def _only_flattens(extractor: nn.Module) -> bool:
-    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]  # type: ignore[operator]
-    return all(type(one) in (FlattenExtractor, nn.Flatten) for one in parts)
+    parts = extractor.extractors.values() if type(extractor) is CombinedExtractor else [extractor]
+    return all(type(part) in (FlattenExtractor, nn.Flatten) for part in parts)

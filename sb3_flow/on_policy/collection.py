@@ -1,9 +1,9 @@
-"""The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's, and what advantage estimators need on top."""
+"""The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's loop, which also records the ends of episodes."""
 
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch as th
@@ -18,9 +18,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
+from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
+
+if TYPE_CHECKING:
+    from sb3_flow.on_policy.native_learner import NativeLoops
 
 
 def stack_observations(observations: list[Any]) -> Any:
@@ -30,8 +34,10 @@ def stack_observations(observations: list[Any]) -> Any:
     return np.stack(observations)
 
 
-def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray:
     """
+    Bring sampled actions into the environments' bounds.
+
     :param policy: which sampled the actions
     :param action_space: of the environments
     :param actions: as sampled
@@ -54,12 +60,13 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     """
 
     rollout_buffer: EstimatedRollouts
-    advantage: str
-    native: Any = None
+    advantage: Advantage
+    native: "NativeLoops | None" = None
+    _actions_generator: np.random.Generator | None
 
     @property
     def whole_episodes(self) -> bool:
-        """Whether rollouts are whole episodes: peers can be compared over nothing less."""
+        """Say whether rollouts are whole episodes: peers can be compared over nothing less."""
         return self.advantage == "group"
 
     def learn(
@@ -102,23 +109,16 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :return: False if the callback ended training
         """
         assert self._last_obs is not None, "No previous observation was provided"
-        self.policy.set_training_mode(False)
         n_steps = 0
-        rollout_buffer.reset()
-        if self.use_sde:
-            self.policy.reset_noise(env.num_envs)
-        self._begin_rollout(env, use_masking)
+        self._begin_rollout(env, rollout_buffer, use_masking)
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None
 
         callback.on_rollout_start()
 
         while n_steps < n_rollout_steps and (alive is None or alive.any()):
-            if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
-                self.policy.reset_noise(env.num_envs)
-
+            self._draw_noise(n_steps)
             with th.no_grad():
-                obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                act = partial(self._act, env, obs_tensor, use_masking)
+                act = partial(self._act, env, use_masking)
                 actions, values, log_probs, extras = decide(act, self.policy, self._last_obs)
 
             clipped_actions = bounded_actions(self.policy, self.action_space, actions)
@@ -139,19 +139,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             if isinstance(self.action_space, spaces.Discrete):
                 actions = actions.reshape(-1, 1)
 
-            final = self._final_observations(dones, infos, n_steps - 1)
-            if final:
-                # a time limit is not an end of the task: SB3 adds the value of the state that was reached
-                raw_rewards, truncated = rewards.copy(), np.zeros(env.num_envs, dtype=bool)
-                with th.no_grad():
-                    final_values = self._final_values(final)
-                for one, discounted in zip(final, (self.gamma * final_values).cpu().numpy(), strict=True):
-                    truncated[one.env] = True
-                    rewards[one.env] += discounted
-                rollout_buffer.record_final(final, final_values.cpu().numpy())
-                rollout_buffer.record(raw_rewards, dones & ~truncated, truncated, alive)
-            else:
-                rollout_buffer.record(rewards, dones, None, alive)
+            rollout_buffer.record(rewards, dones, alive)
+            self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps - 1)
             rollout_buffer.add(
                 self._last_obs,  # type: ignore[arg-type]
                 actions,
@@ -176,36 +165,87 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             rollout_buffer.shorten()
         with th.no_grad():
             values = self._last_values()
-
-        rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
-        for key, value in rollout_buffer.statistics.items():
-            if key.startswith("rollout/"):  # those under "train/" are of the update, which is logged after the next rollout
-                self.logger.record(key, value)
+        self._estimate(rollout_buffer, values, dones)
 
         callback.update_locals(locals())
         callback.on_rollout_end()
 
         return True
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """
+        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of native actions.
+
+        :param seed: without a seed, native actions are seeded from NumPy's global generator when they are first needed
+        """
+        super().set_random_seed(seed)
+        self._actions_generator = None if seed is None else np.random.default_rng(seed)
+
+    def _generator_of_actions(self) -> np.random.Generator:
+        """:return: the random generator of native actions"""
+        if self._actions_generator is None:
+            self._actions_generator = np.random.default_rng(np.random.randint(2**31))
+        return self._actions_generator
+
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         if self.whole_episodes:  # the last of them goes beyond the number of steps, where SB3's schedules are negative
             self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
-    def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
-        """Before the first step of a rollout."""
+    def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
+        """Prepare the first step of a rollout."""
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        if self.use_sde:
+            self.policy.reset_noise(env.num_envs)
         if self.whole_episodes:
             self._last_obs = env.reset()  # type: ignore[assignment]
             self._last_episode_starts = np.ones(env.num_envs, dtype=bool)
 
-    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _draw_noise(self, step: int) -> None:
+        """Draw gSDE's noise again if this step of the rollout is due for it."""
+        if self.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
+            self.policy.reset_noise(self.n_envs)
+
+    def _last_observations(self) -> Any:
+        """:return: the last observations as tensors"""
+        return obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+
+    def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
-        # on a GPU sampling from what is not a number ends all use of the device in this process
+        if self.native is not None:
+            return *self.native.act(self._last_obs, self._generator_of_actions()), {}
+        # on a GPU, sampling from a distribution that is not finite ends all use of the device in this process
         with unchecked_distributions() if self.device.type == "cpu" else nullcontext():
-            return *self.policy(obs_tensor), {}
+            return *self.policy(self._last_observations()), {}
 
     def _after_step(self) -> None:
-        """After a step was added to the buffer."""
+        """Do what follows the addition of a step to the buffer."""
+
+    def _add_final_values(
+        self,
+        rollout_buffer: EstimatedRollouts,
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+        step: int,
+    ) -> None:
+        """Add discounted values of final observations to rewards, as SB3 does: a time limit is not an end of the task."""
+        final = self._final_observations(dones, infos, step)
+        if not final:
+            return
+        with th.no_grad():
+            values = self._final_values(final)
+        for end, discounted in zip(final, (self.gamma * values).cpu().numpy(), strict=True):
+            rewards[end.env] += discounted
+        rollout_buffer.record_final(final, values.cpu().numpy())
+
+    def _estimate(self, rollout_buffer: EstimatedRollouts, last_values: th.Tensor, dones: np.ndarray) -> None:
+        """Estimate advantages and returns of a full rollout."""
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        for key, value in rollout_buffer.statistics.items():
+            if key.startswith("rollout/"):  # keys under "train/" belong to the update, which is logged after the next rollout
+                self.logger.record(key, value)
 
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
         """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
@@ -224,13 +264,18 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             holds: matrix products of one row and of several round differently
         """
         if self.advantage == "gae" and self.device.type == "cpu" and self.native is None:
-            return th.cat([self._values_of([one]) for one in final])
+            return th.cat([self._values_of([end]) for end in final])
         return self._values_of(final)
 
     def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
-        observations, _ = self.policy.obs_to_tensor(stack_observations([one.observation for one in final]))
+        stacked = stack_observations([end.observation for end in final])
+        if self.native is not None:
+            return self.native.values(stacked).flatten()
+        observations, _ = self.policy.obs_to_tensor(stacked)
         return self.policy.predict_values(observations).flatten()
 
     def _last_values(self) -> th.Tensor:
         """:return: values of the observations after the last step, shape ``(n_envs, 1)``"""
-        return self.policy.predict_values(obs_as_tensor(self._last_obs, self.device))  # type: ignore[arg-type]
+        if self.native is not None:
+            return self.native.values(self._last_obs)
+        return self.policy.predict_values(self._last_observations())

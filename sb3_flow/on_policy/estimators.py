@@ -1,20 +1,22 @@
-"""Advantage estimators over a rollout: which kernel, on which arrays."""
+"""Advantage estimators over a rollout: the kernel of each, and the arrays that it reads."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from sb3_flow.on_policy.grouping import Groups
 
-KINDS = ("gae", "vtrace", "group")
+Advantage = Literal["gae", "vtrace", "group"]
 
 
 class Estimate(NamedTuple):
     """
+    Advantages, and the targets of the value function.
+
     :param advantages: time-major, shape ``(n_steps, n_envs)``
     :param returns: targets of the value function, same shape
-    :param statistics: what to log, by key
+    :param statistics: numbers to log, by key
     :param counts: steps to learn from, bool of the same shape; None for all
     """
 
@@ -45,6 +47,8 @@ class Rollout(Protocol):
 @dataclass
 class Estimator:
     """
+    An advantage estimator with its settings.
+
     :param kind: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561, with the lambda mixing that makes it GAE on-policy) or
         "group" (peers instead of a critic)
     :param rho_bar: cap of the importance ratio of V-trace's TD errors; it decides which value function is learned
@@ -52,13 +56,13 @@ class Estimator:
     :param groups: how peers are compared, for "group"
     """
 
-    kind: str = "gae"
+    kind: Advantage = "gae"
     rho_bar: float = 1.0
     c_bar: float = 1.0
     groups: Groups = field(default_factory=Groups)
 
     def of_rollout(self, rollout: Rollout) -> Estimate:
-        """:return: the estimate at collection, when the policy is still the one that acted (every ratio is 1)"""
+        """:return: the estimate at collection, when the policy has not moved since it acted: every ratio is 1"""
         from sb3_flow.kernels import compute_gae_sb3  # brings numba
 
         if self.kind == "gae":
@@ -81,6 +85,8 @@ class Estimator:
 
     def of_values(self, rollout: Rollout, values: np.ndarray, last_values: np.ndarray, log_rhos: np.ndarray) -> Estimate:
         """
+        Estimate with values and importance ratios of another policy than the policy that acted.
+
         :param rollout: rewards and ends of episodes
         :param values: values to estimate with, time-major
         :param last_values: value after the last step, shape ``(n_envs,)``

@@ -23,24 +23,25 @@ def _broken(**arrays: Any) -> list[str]:
 
 
 def flat_weights(policy: ActorCriticPolicy) -> np.ndarray:
+    """:return: all parameters of a policy as a vector"""
     return th.cat([parameter.detach().flatten() for parameter in policy.parameters()]).cpu().numpy()
 
 
 def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observations: Any) -> tuple[Any, ...]:
     """
-    Act, and look at what comes out before an environment does.
+    Act, and refuse actions that are not finite before an environment gets them.
 
-    :param act: returns actions, values, log-probabilities and whatever else, tensors
+    :param act: returns actions, values and log-probabilities, tensors, and anything besides
     :param policy: which acts
-    :param observations: which it acts on, for the error's message
-    :return: what ``act`` returned, with actions as an array
+    :param observations: of the policy, for the error's message
+    :return: the same as ``act`` returned, with actions as an array
     :raises FloatingPointError: if an action, or its log-probability, is not finite
     """
     try:
         actions, values, log_probs, *more = act()
         actions = actions.cpu().numpy()
         probabilities = log_probs.cpu().numpy()
-        # integers are always finite: what they were drawn from shows in their probability
+        # integers are always finite; a broken distribution shows in their probability
         if math.isfinite(_sum(probabilities)) and math.isfinite(_sum(actions)):
             return actions, values, log_probs, *more
         found = _broken(actions=actions, log_probabilities=probabilities)
@@ -60,22 +61,24 @@ def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observ
 
 def check_pass(number: int, losses: np.ndarray, finite: bool, rollout: Any) -> None:
     """
+    Refuse a pass whose losses or weights are not finite.
+
     :param number: of the pass over a rollout, from 1 on
     :param losses: of the minibatches that were learned from
-    :param finite: whether the weights are finite after the pass
+    :param finite: the weights are finite after the pass
     :param rollout: the rollout buffer, for the error's message
     :raises FloatingPointError: if a number is not finite
     """
     if not np.isfinite(losses).all():
         place = int(np.argmin(np.isfinite(losses)))
-        what = f"The loss of minibatch {place + 1} of {len(losses)} is {losses[place]}"
+        finding = f"The loss of minibatch {place + 1} of {len(losses)} is {losses[place]}"
     elif not finite:
-        what = "The weights are not finite after it"
+        finding = "The weights are not finite after it"
     else:
         return
     names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns")
     causes = _broken(**{name: getattr(rollout, name) for name in names})
     raise FloatingPointError(
-        f"Pass {number} over a rollout broke. {what}; not finite in the rollout: {', '.join(causes) or 'nothing'}. The "
+        f"Pass {number} over a rollout broke. {finding}; not finite in the rollout: {', '.join(causes) or 'nothing'}. The "
         "weights and the optimizer's state are those from before this pass."
     )

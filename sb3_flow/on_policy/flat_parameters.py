@@ -9,9 +9,11 @@ from torch import nn
 
 def own_tensors(state: Any) -> Any:
     """
-    :param state: a state dict, or several in a dict
-    :return: the same with tensors of their own: torch's optimizers keep the tensors that they are given and write into them,
-        and a view is saved with all of the vector that it is part of
+    Copy the tensors of a state dict: torch's optimizers keep the tensors that they are given and write into them, and a view
+    is saved with all of the vector that the view is part of.
+
+    :param state: a state dict, or several state dicts in a dict
+    :return: the same with tensors of its own
     """
     if isinstance(state, th.Tensor):
         return state.detach().clone()
@@ -19,14 +21,14 @@ def own_tensors(state: Any) -> Any:
         copied = copy.copy(state)  # keeps torch's metadata
         copied.update({key: own_tensors(value) for key, value in state.items()})
         return copied
-    return [own_tensors(one) for one in state] if isinstance(state, list) else state
+    return [own_tensors(part) for part in state] if isinstance(state, list) else state
 
 
 class FlatParameters:
     """
     Four flat vectors that compiled loops work on and torch's module and optimizer see as theirs: parameters, gradients and
-    both moments of Adam. Whoever exchanges a tensor (``load_state_dict`` of the optimizer, a callback) is noticed by
-    :meth:`link`, which takes the numbers over and puts the view back; nothing is lost in either direction.
+    both moments of Adam. :meth:`link` notices tensors that were exchanged (by ``load_state_dict`` of the optimizer, by a
+    callback), takes their numbers over and puts the views back; nothing is lost in either direction.
 
     :param module: its parameters, in the order of ``module.parameters()``, all float32 on the CPU
     :param optimizer: ``torch.optim.Adam`` of these parameters
@@ -71,6 +73,6 @@ class FlatParameters:
         return steps
 
     def stepped(self, steps: int) -> None:
-        """:param steps: optimizer steps that were taken in all"""
+        """Tell the optimizer how many steps were taken in all."""
         for parameter in self.parameters:
             self.optimizer.state[parameter]["step"].fill_(float(steps))

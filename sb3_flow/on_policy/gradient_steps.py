@@ -1,4 +1,4 @@
-"""Gradient steps with less around them: Adam on flat vectors, distributions that do not look at their arguments."""
+"""Gradient steps with little overhead: Adam on flat vectors, distributions that do not check their arguments."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ IN_PLACE: dict[type[th.nn.Module], Any] = {th.nn.Tanh: th.tanh_, th.nn.ReLU: th.
 
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Within it distributions do not check their arguments, which would wait for the device at every one that is made."""
+    """Spare distributions the checks of their arguments within the context: each check waits for the device."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -32,8 +32,8 @@ def unchecked_distributions() -> Iterator[None]:
 @contextmanager
 def in_place_activations(policy: Any) -> Iterator[None]:
     """
-    Within it the activations of SB3's networks overwrite the linear layers' outputs, which nothing else needs: the same
-    numbers, and less memory to go through.
+    Let the activations of SB3's networks overwrite the linear layers' outputs, which nothing else needs, within the context:
+    the same numbers, and less memory to go through.
 
     :param policy: only tanh and ReLU that follow a linear layer of an ``MlpExtractor`` change, and no module with hooks
     """
@@ -42,7 +42,7 @@ def in_place_activations(policy: Any) -> Iterator[None]:
     changed = []
     for network in networks:
         for layer, activation in pairwise(network):
-            hooks = (getattr(one, name) for one in (layer, activation) for name in HOOKS)
+            hooks = (getattr(module, name) for module in (layer, activation) for name in HOOKS)
             plain = type(layer) is th.nn.Linear and not any(hooks) and "forward" not in vars(activation)
             if plain and type(activation) in IN_PLACE:
                 activation.forward = IN_PLACE[type(activation)]
@@ -59,18 +59,15 @@ OPTIONS = ("amsgrad", "maximize", "weight_decay", "fused", "capturable", "differ
 
 
 def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
-    """
-    :param optimizer: of any kind
-    :return: whether it is Adam without options or hooks, of contiguous float32 parameters on the CPU
-    """
+    """:return: whether an optimizer is Adam without options or hooks, of contiguous float32 parameters on the CPU"""
     if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1 or "step" in vars(optimizer):
         return False
     group = optimizer.param_groups[0]
-    if any(group[name] for name in OPTIONS) or any(isinstance(one, th.Tensor) for one in (group["lr"], *group["betas"])):
+    if any(group[name] for name in OPTIONS) or any(isinstance(rate, th.Tensor) for rate in (group["lr"], *group["betas"])):
         return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
-    return all(one.dtype == th.float32 and one.device.type == "cpu" and one.is_contiguous() for one in group["params"])
+    return all(p.dtype == th.float32 and p.device.type == "cpu" and p.is_contiguous() for p in group["params"])
 
 
 LARGE = 2**17
@@ -93,9 +90,9 @@ class FlatAdam:
     are the optimizer's own.
 
     :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
-    :param parameters: what gradients are clipped of; usually the optimizer's
+    :param parameters: whose gradients are clipped; usually the optimizer's
     :param max_grad_norm: largest norm of all gradients together
-    :param buffers: what else a pass that is undone puts back
+    :param buffers: which a pass that is undone puts back, too
     """
 
     def __init__(
@@ -123,14 +120,15 @@ class FlatAdam:
     @contextmanager
     def one_pass(self, single: bool = False) -> Iterator[None]:
         """
-        A pass that is undone, with weights, buffers and the optimizer's state, if it ends with an error; Ctrl-C is none.
+        Undo the steps within the context, in weights, buffers and the optimizer's state, if they end with an error, which
+        Ctrl-C is not.
 
         :param single: the pass has one step, which is not taken at all if its loss or gradients are not finite
         """
         if not self.flat:
             self._take()
         self.keep, self.broken = not single or not self.group["lr"] < LARGEST_RATE, False
-        self.buffers_before = [one.clone() for one in self.buffers]
+        self.buffers_before = [buffer.clone() for buffer in self.buffers]
         self.before = None if self.flat else self._copies()
         self.begun: list[int] = []  # pieces whose present moments are in the spare memory
         self.steps_before = self.steps if self.flat else 0.0
@@ -144,7 +142,7 @@ class FlatAdam:
 
     def _take(self) -> None:
         """Put the small parameters' moments into flat vectors, if steps are to be taken on these."""
-        states = [state for one in self.parameters if (state := self.optimizer.state.get(one))]
+        states = [state for parameter in self.parameters if (state := self.optimizer.state.get(parameter))]
         steps = {float(state["step"]) for state in states} if has_plain_steps(self.optimizer) else set()
         mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
         if not mine or len(steps) != 1 or len(states) != len(self.parameters):
@@ -152,8 +150,8 @@ class FlatAdam:
         if not all(state[name].is_contiguous() for state in states for name in MOMENTS):
             return
         self.flat, self.states, self.steps, self.taken = True, states, steps.pop(), 0
-        large = [i for i, one in enumerate(self.parameters) if one.numel() >= LARGE]
-        self.small = [i for i, one in enumerate(self.parameters) if one.numel() < LARGE]
+        large = [i for i, parameter in enumerate(self.parameters) if parameter.numel() >= LARGE]
+        self.small = [i for i, parameter in enumerate(self.parameters) if parameter.numel() < LARGE]
         self.sizes = [self.parameters[i].numel() for i in self.small]
         self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
         # a piece is a large parameter or, as the last one, all small ones; of each both moments
@@ -161,15 +159,15 @@ class FlatAdam:
         if self.small:
             self.present.append([th.cat([states[i][name].view(-1) for i in self.small]) for name in MOMENTS])
         spare = _memory.get(self.optimizer, [])
-        if [one[0].shape for one in spare] != [one[0].shape for one in self.present]:
-            spare = [[th.empty_like(one[0]) for _ in range(3)] for one in self.present]
+        if [piece[0].shape for piece in spare] != [piece[0].shape for piece in self.present]:
+            spare = [[th.empty_like(piece[0]) for _ in range(3)] for piece in self.present]
         self.spare = _memory[self.optimizer] = spare
         self.gradient = th.empty(sum(self.sizes))
-        self.scratch = th.empty(max(one[0].numel() for one in self.present))
+        self.scratch = th.empty(max(piece[0].numel() for piece in self.present))
         self.scales = self.scratch[: sum(self.sizes)].split(self.sizes)
 
     def _copies(self) -> tuple[list[th.Tensor], Any]:
-        return [one.detach().clone() for one in self.parameters], own_tensors(self.optimizer.state_dict())
+        return [parameter.detach().clone() for parameter in self.parameters], own_tensors(self.optimizer.state_dict())
 
     def _exchange(self, pieces: list[int]) -> None:
         """Make the spare moments of these pieces the present ones."""
@@ -209,7 +207,7 @@ class FlatAdam:
 
         :param loss: whose gradients they are
         """
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if self.flat and len(gradients) == len(self.parameters):
             self._step(gradients, loss)
             return
@@ -273,18 +271,18 @@ class FlatAdam:
                 parts.append(th.cat(self.rows, out=self.scratch[: sum(self.sizes)]))
             if all(math.isfinite(part.sum()) for part in parts):
                 return True
-        return all(bool(one.isfinite().all()) for one in self.parameters)  # a sum may overflow
+        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)  # a sum may overflow
 
     @th.no_grad()
     def _leave(self) -> None:
         """Go on with the optimizer's own steps, in a pass that was begun without them."""
         everything = [*self.parameters, *self.buffers]
-        now, begun, steps = [one.detach().clone() for one in everything], self.begun, self.steps
+        now, begun, steps = [tensor.detach().clone() for tensor in everything], self.begun, self.steps
         self._undo()
         self._give_back()
         self.before = self._copies()
-        for one, value in zip(everything, now, strict=True):
-            one.copy_(value)
+        for tensor, value in zip(everything, now, strict=True):
+            tensor.copy_(value)
         self.flat, self.steps = True, steps
         self._exchange(begun)
         self._give_back()
@@ -298,6 +296,6 @@ class FlatAdam:
             self.states[i] |= dict(zip(MOMENTS, self.present[piece], strict=True))
         if self.small:
             theirs = [self.states[i][name].view(-1) for name in MOMENTS for i in self.small]
-            th._foreach_copy_(theirs, [part for one in self.present[-1] for part in one.split(self.sizes)])
+            th._foreach_copy_(theirs, [part for moment in self.present[-1] for part in moment.split(self.sizes)])
         for state in self.states:
             state["step"].fill_(self.steps)

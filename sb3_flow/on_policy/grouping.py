@@ -1,19 +1,21 @@
-"""Group-relative advantages of a rollout: which peers, which credit, which baseline, which scale."""
+"""Group-relative advantages of a rollout, by the choice of peers, credit, baseline and scale."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-CREDITS = ("return_to_go", "outcome", "pooled", "process")
-BASELINES = ("mean", "loo", "median", "min", "critic")
-SCALES = ("none", "group", "batch")
-AGGREGATIONS = ("step", "episode", "constant")
+Credit = Literal["return_to_go", "outcome", "pooled", "process"]
+Baseline = Literal["mean", "loo", "median", "min", "critic"]
+Scale = Literal["none", "group", "batch"]
+Aggregation = Literal["step", "episode", "constant"]
 
 
 @dataclass(frozen=True)
 class Groups:
     """
+    How the members of a group are compared.
+
     :param size: members of a group, neighbours among the environments; None for all environments
     :param credit: "return_to_go": discounted return from each step against the peers alive at the same step;
         "pooled": the same against all environments; "outcome": the undiscounted episode return against the group's (GRPO,
@@ -28,16 +30,18 @@ class Groups:
     """
 
     size: int | None = None
-    credit: str = "return_to_go"
-    baseline: str = "loo"
-    scale: str = "batch"
+    credit: Credit = "return_to_go"
+    baseline: Baseline = "loo"
+    scale: Scale = "batch"
     ddof: int = 0
-    aggregation: str = "step"
+    aggregation: Aggregation = "step"
 
     def advantages(
         self, rewards: np.ndarray, alive: np.ndarray, values: np.ndarray, gamma: float, max_steps: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, dict[str, float], np.ndarray]:
         """
+        Compare the members of each group.
+
         :param rewards: time-major, shape ``(n_steps, n_envs)``, as are the others
         :param alive: steps of the episodes that are compared
         :param values: of the critic, for ``baseline="critic"``
@@ -83,7 +87,7 @@ class Groups:
             "rollout/group_return_spread": float(totals.std(axis=1).mean()),
             "rollout/alive_share": float(alive.mean()),
         }
-        # what is learned from is averaged over its steps: times their mean number for a mean over episodes
+        # the update takes the mean over steps: times their mean number it is a mean over episodes
         mean_length = lengths[differ].mean() if differ.any() else 0.0
         if self.aggregation == "episode":
             advantages = advantages * (mean_length / np.maximum(lengths, 1)[None])

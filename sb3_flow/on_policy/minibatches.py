@@ -1,10 +1,25 @@
-"""A minibatch of a rollout, and how many that were read together are taken apart."""
+"""Minibatches of a rollout: of rows, of episodes or of sequences."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch as th
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
+from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+
+from sb3_flow.common.checks import check_minimum
+
+# What SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
+FLATTENED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "action_masks")
+# Buffers whose samples are rows by themselves: many minibatches can be read at once
+ROW_BY_ROW = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
+AT_ONCE = 8192
+"""Rows that are read from the buffer, and moved to the device, at a time; a bound of the memory that this takes."""
+RECURRENT_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
 
 ALIGNMENT = 64
 """Of the memory of torch's tensors on the CPU, in bytes; the last bit of a matrix product may depend on it."""
@@ -13,10 +28,10 @@ ALIGNMENT = 64
 @dataclass
 class Minibatch:
     """
-    One minibatch of a rollout.
+    A minibatch of a rollout.
 
     :param data: SB3's or sb3-contrib's samples
-    :param mask: rows that count, bool ``(B,)``; None if all do
+    :param mask: rows that count, bool ``(B,)``; None if all rows do
     :param segments: the episode of each row within the minibatch, int64 ``(B,)``; only where sequences are asked for
     :param n_segments: number of these episodes
     :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; only if it is known
@@ -30,6 +45,8 @@ class Minibatch:
 
     def split(self, sizes: list[int]) -> "Iterator[Minibatch]":
         """
+        Divide the rows.
+
         :param sizes: rows of each part
         :return: the parts of ``data`` and ``proximal_log_prob``, as if each had been read by itself
         """
@@ -45,6 +62,158 @@ class Minibatch:
 def _split(column: Any, sizes: list[int]) -> list[Any]:
     """:return: parts of a tensor or of a dictionary of tensors; views where these are aligned"""
     if isinstance(column, dict):
-        parts = zip(*(_split(one, sizes) for one in column.values()), strict=True)
+        parts = zip(*(_split(entry, sizes) for entry in column.values()), strict=True)
         return [dict(zip(column, part, strict=True)) for part in parts]
     return [part if part.data_ptr() % ALIGNMENT == 0 else part.clone() for part in column.split(sizes)]
+
+
+class MinibatchBuffer(RolloutBuffer):
+    """A rollout buffer that hands out minibatches in the order of SB3's and sb3-contrib's ``get``."""
+
+    storage: type[RolloutBuffer]  # the class that the arrays are added and read by
+    rows: np.ndarray | None  # flat numbers of the rows to learn from, None for all
+    proximal_log_probs: np.ndarray | None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Say whether minibatches are padded sequences (sb3-contrib's recurrent buffers)."""
+        return isinstance(self, (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer))
+
+    def prepare(self) -> None:
+        """Flatten to rows, once for a rollout, as SB3's and sb3-contrib's ``get`` do on their first call."""
+        if self.generator_ready:
+            return
+        names = [name for name in FLATTENED if hasattr(self, name)]
+        if self.is_recurrent:
+            names += [*RECURRENT_STATES, "episode_starts"]
+            for name in RECURRENT_STATES:  # (steps, layers, envs, size) -> (steps, envs, layers, size)
+                setattr(self, name, getattr(self, name).swapaxes(1, 2))
+        for name in names:
+            array = getattr(self, name)
+            if isinstance(array, dict):
+                setattr(self, name, {key: self.swap_and_flatten(part) for key, part in array.items()})
+            else:
+                setattr(self, name, self.swap_and_flatten(array))
+        self.generator_ready = True
+
+    def flat(self) -> Self:
+        """:return: a copy with the same arrays, flattened to rows"""
+        copied = copy.copy(self)
+        copied.prepare()
+        return copied
+
+    def minibatches(self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE) -> Iterator[Minibatch]:
+        """
+        One pass over the rollout, in the random order of SB3's (sb3-contrib's) ``get``.
+
+        :param batch_size: rows of a minibatch, None for all; with ``by_episode`` at least that many
+        :param by_episode: keep the rows of an episode together and number the episodes
+        :param at_once: rows that are read at a time; 0: each minibatch when it is its turn, for a buffer that changes between
+        """
+        assert self.full, "Rollout buffer must be full before sampling from it"
+        self.prepare()
+        if self.is_recurrent:
+            yield from self._sequences(self._size(batch_size))
+            return
+        if not any(self.storage._get_samples is known._get_samples for known in ROW_BY_ROW):
+            at_once = 0  # a user's samples may depend on what else is in the minibatch
+        waiting: list[tuple[np.ndarray, np.ndarray | None]] = []
+        n_rows = 0
+        for batch in self.batches_of_rows(batch_size, by_episode):
+            if waiting and n_rows + len(batch[0]) > at_once:
+                yield from self._read(waiting)
+                waiting, n_rows = [], 0
+            waiting.append(batch)
+            n_rows += len(batch[0])
+        if waiting:
+            yield from self._read(waiting)
+
+    def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
+        """:return: the minibatches of several :meth:`batches_of_rows`, out of a single read of the buffer"""
+        together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
+        for minibatch, (_, segments) in zip(together.split([len(rows) for rows, _ in batches]), batches, strict=True):
+            if segments is not None:
+                minibatch.segments = th.as_tensor(segments, device=self.device)
+                minibatch.n_segments = int(segments[-1]) + 1
+            yield minibatch
+
+    def _size(self, batch_size: int | None) -> int:
+        batch_size = self.buffer_size * self.n_envs if batch_size is None else batch_size
+        check_minimum(1, batch_size=batch_size)
+        return batch_size
+
+    def batches_of_rows(
+        self, batch_size: int | None, by_episode: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """
+        Draw the rows of each minibatch.
+
+        :param batch_size: see :meth:`minibatches`
+        :param by_episode: see :meth:`minibatches`
+        :return: flat numbers of the rows and, by episode, the episode of each row within the minibatch
+        """
+        total = self.buffer_size * self.n_envs
+        batch_size = self._size(batch_size)
+        rows = np.arange(total) if self.rows is None else self.rows
+        if not by_episode:
+            order = np.random.permutation(len(rows))
+            order = order if self.rows is None else rows[order]
+            for start in range(0, len(rows), batch_size):
+                yield order[start : start + batch_size], None
+            return
+        starts = self.episode_starts.astype(bool)  # time-major, except in recurrent buffers
+        starts[0] = True
+        of_row = np.cumsum(self.swap_and_flatten(starts)) - 1
+        # whole episodes, or what of them is in the rollout
+        episodes = np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1) if len(rows) else []
+        chosen: list[np.ndarray] = []
+        for place, number in enumerate(np.random.permutation(len(episodes)), start=1):
+            chosen.append(episodes[number])
+            lengths = [len(episode) for episode in chosen]
+            if sum(lengths) >= batch_size or place == len(episodes):
+                yield np.concatenate(chosen), np.repeat(np.arange(len(chosen)), lengths)
+                chosen = []
+
+    def _minibatch(self, rows: np.ndarray) -> Minibatch:
+        proximal = self.proximal_log_probs
+        return Minibatch(
+            data=self._get_samples(rows), proximal_log_prob=None if proximal is None else self.to_torch(proximal[rows])
+        )
+
+    def _sequences(self, batch_size: int) -> Iterator[Minibatch]:
+        """Minibatches of padded sequences in the order of sb3-contrib's ``get``; the sequences are the segments."""
+        total = self.buffer_size * self.n_envs
+        split = np.random.randint(total)
+        order = np.roll(np.arange(total), -split)
+        for start in range(0, total, batch_size):
+            minibatch = self._padded(order[start : start + batch_size])
+            if self.rows is None or bool(minibatch.mask.any()):  # type: ignore[union-attr]
+                yield minibatch
+
+    def _padded(self, rows: np.ndarray) -> Minibatch:
+        env_change = np.zeros((self.buffer_size, self.n_envs), dtype=np.float32)
+        env_change[0] = 1.0
+        data = self._get_samples(rows, self.swap_and_flatten(env_change))  # type: ignore[arg-type]
+        pad = self.pad_and_flatten  # type: ignore[attr-defined]
+        mask = data.mask > 1e-8  # type: ignore[attr-defined]
+        if self.rows is not None:
+            counts = np.zeros(self.buffer_size * self.n_envs, dtype=np.float32)
+            counts[self.rows] = 1.0
+            mask = mask & (pad(counts[rows]) > 0.5)
+        n_sequences = len(self.seq_start_indices)  # type: ignore[attr-defined]
+        segments = th.arange(n_sequences, device=mask.device).repeat_interleave(len(mask) // n_sequences)
+        if self.rows is not None:  # sequences without a row that counts are none
+            present = mask.view(n_sequences, -1).any(dim=1)
+            segments, n_sequences = (present.cumsum(0) - 1)[segments], int(present.sum())
+        proximal = None if self.proximal_log_probs is None else pad(self.proximal_log_probs[rows])
+        return Minibatch(data=data, mask=mask, segments=segments, n_segments=n_sequences, proximal_log_prob=proximal)
+
+    def in_order(self, batch_size: int = 8192) -> Iterator[Minibatch]:
+        """Read all rows in the order of a flat buffer, without learning from them; the buffer stays as it is."""
+        flat, total = self.flat(), self.buffer_size * self.n_envs
+        if self.is_recurrent:
+            flat.rows = None
+            yield flat._padded(np.arange(total))
+            return
+        for start in range(0, total, batch_size):
+            yield flat._minibatch(np.arange(start, min(start + batch_size, total)))

@@ -24,21 +24,23 @@ KINDS = dict(zip(DISTRIBUTIONS, (CATEGORICAL, CATEGORICAL, BERNOULLI, GAUSSIAN),
 
 def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
     """
+    Encode observations as the policy does.
+
     :param policy: a covered policy
     :param observations: a batch as the environment gives it
-    :return: what the first layer sees, float32, shape ``(B, size)``
+    :return: inputs of the first layer, float32, shape ``(B, size)``
     """
     if isinstance(policy.observation_space, spaces.Box):
         return np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), -1)
     tensors = obs_as_tensor(observations, policy.device)
     with th.no_grad():
-        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)  # type: ignore[arg-type]
+        found = super(ActorCriticPolicy, policy).extract_features(tensors, policy.features_extractor)
     return np.ascontiguousarray(found.numpy(), dtype=np.float32)
 
 
 class NativeLoops:
     """
-    Acting and learning of one policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
+    Acting and learning of a policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
     vectors, so that torch sees every step; see :class:`FlatParameters`.
 
     :param policy: a covered policy, see :func:`sb3_flow.on_policy.backend_choice.not_covered`
@@ -52,7 +54,7 @@ class NativeLoops:
         def rows(*modules: nn.Module) -> list[tuple[int, int, int, int]]:
             layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear)]
             offsets = self.flat.offsets
-            return [(offsets[one.weight], offsets[one.bias], one.in_features, one.out_features) for one in layers]
+            return [(offsets[layer.weight], offsets[layer.bias], layer.in_features, layer.out_features) for layer in layers]
 
         space = policy.action_space
         kind = KINDS[type(policy.action_dist)]
@@ -61,13 +63,13 @@ class NativeLoops:
             spaces.MultiDiscrete: lambda: space.nvec,  # type: ignore[attr-defined]
         }.get(type(space), lambda: [1] * get_action_dim(space))()
         self.network = describe_network(
-            rows(policy.mlp_extractor.policy_net, policy.action_net),
-            rows(policy.mlp_extractor.value_net, policy.value_net) if getattr(policy, "has_critic", True) else [],
-            components,
-            kind,
-            TANH if policy.activation_fn is nn.Tanh else RELU,
-            len(self.flat.values),
-            self.flat.offsets[self.policy.log_std] if kind == GAUSSIAN else -1,
+            actor=rows(policy.mlp_extractor.policy_net, policy.action_net),
+            critic=rows(policy.mlp_extractor.value_net, policy.value_net) if getattr(policy, "has_critic", True) else [],
+            components=components,
+            distribution=kind,
+            activation=TANH if policy.activation_fn is nn.Tanh else RELU,
+            size=len(self.flat.values),
+            log_std=self.flat.offsets[self.policy.log_std] if kind == GAUSSIAN else -1,
         )
         self.parameters = self.flat.values.numpy()
         self.action_dtype = np.float32 if isinstance(space, (spaces.Box, spaces.MultiBinary)) else np.int64
@@ -79,6 +81,8 @@ class NativeLoops:
 
     def act(self, observations: Any, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
+        Sample actions.
+
         :param observations: a batch as the environment gives it
         :param generator: of the actions
         :return: actions, values and log-probabilities, of the shapes of the policy's ``forward``
@@ -86,7 +90,7 @@ class NativeLoops:
         actions, values, log_probs = policy_forward(
             self.network, self.parameters, features(self.policy, observations), generator
         )
-        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)  # type: ignore[misc]
+        shaped = actions.reshape(-1, *self.policy.action_space.shape).astype(self.action_dtype, copy=False)
         return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
 
     def values(self, observations: Any) -> th.Tensor:
@@ -95,8 +99,7 @@ class NativeLoops:
 
     def evaluate(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
         """:return: present values and log-probabilities of a rollout, flat as the buffer is"""
-        rollout.prepare()
-        return policy_evaluate(self.network, self.parameters, *self._inputs(rollout))
+        return policy_evaluate(self.network, self.parameters, *self._inputs(rollout.flat()))
 
     def _inputs(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
         actions = rollout.actions.reshape(len(rollout.actions), -1)
@@ -105,13 +108,13 @@ class NativeLoops:
     def learner(
         self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
     ) -> "NativeLearner":
-        """:return: what learns from one rollout, see :class:`NativeLearner`"""
+        """:return: passes over a rollout, see :class:`NativeLearner`"""
         return NativeLearner(self, rollout, objective, max_grad_norm, reference)
 
 
 class NativeLearner:
     """
-    Passes over one rollout, each a single call that takes every minibatch's gradient step.
+    Passes over a rollout, each a single call that takes every minibatch's gradient step.
 
     :param loops: of the policy
     :param rollout: to learn from
@@ -130,7 +133,13 @@ class NativeLearner:
         self.before = [th.empty_like(loops.flat.values) for _ in range(3)]
         group = loops.policy.optimizer.param_groups[0]
         beta1, beta2 = map(float, group["betas"])
-        self.adam = Adam(float(group["lr"]), float(max_grad_norm), beta1, beta2, float(group["eps"]))
+        self.adam = Adam(
+            learning_rate=float(group["lr"]),
+            max_grad_norm=float(max_grad_norm),
+            beta1=beta1,
+            beta2=beta2,
+            eps=float(group["eps"]),
+        )
         observations, actions = loops._inputs(rollout)
         self.fixed: dict[str, Any] = {
             "observations": observations,
@@ -150,6 +159,8 @@ class NativeLearner:
 
     def epoch(self, batch_size: int | None, by_episode: bool, number: int = 1) -> tuple[dict[str, np.ndarray], bool]:
         """
+        Learn from the rollout once.
+
         :param batch_size: rows of a minibatch
         :param by_episode: keep episodes together
         :param number: of the pass, for the error's message
@@ -162,19 +173,19 @@ class NativeLearner:
         rows, segments = zip(*batches, strict=True)
         flat = self.loops.flat
         state = flat.values, flat.exp_avg, flat.exp_avg_sq
-        for copied, one in zip(self.before, state, strict=True):
-            copied.copy_(one)
+        for before, present in zip(self.before, state, strict=True):
+            before.copy_(present)
         table, steps, stopped = ppo_epoch(
-            self.loops.network,
-            self.objective,
-            self.adam,
-            self.loops.parameters,
-            flat.gradients.numpy(),
-            flat.exp_avg.numpy(),
-            flat.exp_avg_sq.numpy(),
-            self.steps,
-            np.concatenate(rows),
-            np.cumsum([0, *map(len, rows)]),
+            network=self.loops.network,
+            objective=self.objective,
+            adam=self.adam,
+            params=self.loops.parameters,
+            grad=flat.gradients.numpy(),
+            exp_avg=flat.exp_avg.numpy(),
+            exp_avg_sq=flat.exp_avg_sq.numpy(),
+            step=self.steps,
+            order=np.concatenate(rows),
+            starts=np.cumsum([0, *map(len, rows)]),
             segments=np.concatenate(segments) if by_episode else None,
             advantages=self.rollout.advantages.ravel(),
             returns=self.rollout.returns.ravel(),
@@ -185,8 +196,8 @@ class NativeLearner:
             finite = bool(np.isfinite(self.loops.parameters).all())
             check_pass(number, metrics["loss"][: len(table) - stopped], finite, self.rollout)
         except FloatingPointError:
-            for one, copied in zip(state, self.before, strict=True):
-                one.copy_(copied)
+            for present, before in zip(state, self.before, strict=True):
+                present.copy_(before)
             raise
         self.steps = steps
         flat.stepped(steps)

@@ -1,14 +1,13 @@
-"""What PPO, MaskablePPO and RecurrentPPO share: chosen advantages, chosen policy losses, and the update they enter."""
+"""The update of PPO, MaskablePPO and RecurrentPPO, with a choice of advantages and of policy losses."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
-from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.backends import choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
@@ -20,25 +19,32 @@ from sb3_flow.losses import (
     segment_mean,
     value_loss,
 )
-from sb3_flow.on_policy.arguments import check_choices, check_numbers, check_sizes, warn_of_idle_arguments
+from sb3_flow.on_policy.arguments import (
+    Backend,
+    PolicyLoss,
+    Recomputation,
+    check_choices,
+    check_numbers,
+    check_sizes,
+    warn_of_idle_arguments,
+)
 from sb3_flow.on_policy.backend_choice import linear_layers, not_covered, torch_is_faster
-from sb3_flow.on_policy.collection import stack_observations
-from sb3_flow.on_policy.estimators import Estimator
+from sb3_flow.on_policy.estimators import Advantage, Estimator
 from sb3_flow.on_policy.finite import check_pass
 from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.on_policy.grouping import Groups
-from sb3_flow.on_policy.reference import kl_divergence, make_reference
-from sb3_flow.on_policy.rollout_buffer import AT_ONCE, FinalObservation, Minibatch, give_estimates
-from sb3_flow.on_policy.saved_state import PersistentOnPolicy
+from sb3_flow.on_policy.minibatches import AT_ONCE, Minibatch
+from sb3_flow.on_policy.reference import ReferencePolicy, WithReference
+from sb3_flow.on_policy.rollout_buffer import with_estimates
 
 if TYPE_CHECKING:
-    from sb3_flow.on_policy.native_learner import NativeLearner, NativeLoops
+    from sb3_flow.on_policy.native_learner import NativeLearner
 
 
-class PolicyGradient(PersistentOnPolicy):
+class PolicyGradient(WithReference):
     """
-    The update of the PPO family. Left at its defaults it does what SB3's (sb3-contrib's) ``train`` does, operation by
-    operation; metrics stay on the device until the end of the update.
+    The update of the PPO family. With default arguments it is SB3's (sb3-contrib's) ``train``, operation by operation;
+    metrics stay on the device until the end of the update.
     """
 
     clip_range: Any
@@ -49,41 +55,45 @@ class PolicyGradient(PersistentOnPolicy):
     normalize_advantage: bool
     target_kl: float | None
     length_scaled_clip: bool = False  # GSPO's
+    buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
+    """Default of ``rollout_buffer_class``, and the same for Dict observations."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        check_sizes(options.get("n_steps"), options.get("batch_size"))  # before SB3 divides by them
-        super().__init__(*arguments, **options)
-
-    def _choose(
+    def __init__(
         self,
-        advantage: str,
-        policy_loss: str,
-        clip_range_high: Any,
+        policy: Any,
+        env: Any,
+        *,
+        n_steps: int,
+        batch_size: int | None,
+        advantage: Advantage,
+        policy_loss: PolicyLoss,
+        clip_range_high: float | Schedule | None,
         dual_clip: float,
         rho_bar: float,
         c_bar: float,
         kl_coef: float,
-        reference_policy: Any,
-        recompute_advantages: str,
-        backend: str = "torch",
+        reference_policy: ReferencePolicy,
+        recompute_advantages: Recomputation,
+        backend: Backend = "torch",
+        **stock: Any,
     ) -> None:
-        """Check and store the arguments that the three classes add to SB3's; see :class:`sb3_flow.PPO`."""
-        self.advantage, self.policy_loss, self.clip_range_high, self.dual_clip = (
-            advantage,
-            policy_loss,
-            clip_range_high,
-            dual_clip,
-        )
-        self.rho_bar, self.c_bar, self.kl_coef = rho_bar, c_bar, kl_coef
-        self.reference_policy, self.recompute_advantages = reference_policy, recompute_advantages
+        """
+        Check and store the arguments that are added to SB3's; see :class:`sb3_flow.PPO`.
+
+        :param stock: arguments of SB3's (sb3-contrib's) class
+        """
+        self.advantage, self.policy_loss, self.recompute_advantages = advantage, policy_loss, recompute_advantages
+        self.clip_range_high, self.dual_clip, self.rho_bar, self.c_bar = clip_range_high, dual_clip, rho_bar, c_bar
+        self.kl_coef, self.reference_policy = kl_coef, reference_policy
+        self.reference, self._has_reference, self._reference_of = None, False, None
         self.backend, self.groups = backend, Groups()
-        self.native: NativeLoops | None = None
         self.chosen_backend: str | None = None  # when the model was built; saved
-        self._actions_generator: np.random.Generator | None = None
-        self.reference: Any = None
-        self._has_reference = False
-        self._reference_of: str | None = None
+        self.native = None
+        self._actions_generator = None
         self._check_choices()
+        check_sizes(n_steps, batch_size)  # before SB3 divides by them
+        stock |= {"n_steps": n_steps, "batch_size": batch_size}
+        super().__init__(policy, env, **stock)
 
     def _check_choices(self) -> None:
         check_choices(self)
@@ -97,23 +107,22 @@ class PolicyGradient(PersistentOnPolicy):
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
         generator = self._actions_generator  # of a loaded model, which goes on with its own
         with naming_policy_arguments(self):
-            super()._setup_model()
+            self._build()
         self._actions_generator = generator or self._actions_generator
         if self.clip_range_high is not None:
             self.clip_range_high = FloatSchedule(self.clip_range_high)
-        give_estimates(self.rollout_buffer, Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups))
-        if self.reference_policy is not None or self._has_reference:
-            if self._has_reference and self.reference_policy is not None and self.reference_policy != self._reference_of:
-                raise ValueError(
-                    f"`reference_policy` is {self.reference_policy!r}, but this model was saved with a reference of its own, "
-                    "which it keeps; None was expected."
-                )
-            # of a loaded model, the weights come with the parameters
-            source = "initial" if self._has_reference else self.reference_policy
-            self.reference = make_reference(source, self.policy)
-            self._has_reference = True
-            self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
+        self.rollout_buffer.estimator = Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups)
+        self._set_up_reference()
         self._choose_backend()
+
+    def _build(self) -> None:
+        """Have SB3 build the policy and a rollout buffer with estimates; files name the buffer's class without them."""
+        buffer_class = self.rollout_buffer_class or self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        self.rollout_buffer_class = with_estimates(buffer_class)
+        try:
+            super()._setup_model()
+        finally:
+            self.rollout_buffer_class = buffer_class
 
     def _choose_backend(self) -> None:
         uncovered = self._not_native() or not_covered(self.policy)
@@ -134,36 +143,12 @@ class PolicyGradient(PersistentOnPolicy):
         if self.recompute_advantages == "minibatch":
             return "advantages are estimated again after each gradient step"
         if self.rollout_buffer_class not in (RolloutBuffer, DictRolloutBuffer):
-            return f"{type(self.rollout_buffer).__name__} may sample in its own way"
+            return f"{self.rollout_buffer.storage.__name__} may sample in its own way"
         return None
 
-    def set_random_seed(self, seed: int | None = None) -> None:
-        """
-        Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of native actions.
-
-        :param seed: without one, native actions are seeded from NumPy's global generator when they are first needed
-        """
-        super().set_random_seed(seed)
-        self._actions_generator = None if seed is None else np.random.default_rng(seed)
-
-    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        if self.native is None:
-            return super()._act(env, obs_tensor, use_masking)
-        return *self.native.act(self._last_obs, self._generator_of_actions()), {}  # type: ignore[arg-type]
-
-    def _generator_of_actions(self) -> np.random.Generator:
-        """:return: of native actions"""
-        if self._actions_generator is None:
-            self._actions_generator = np.random.default_rng(np.random.randint(2**31))
-        return self._actions_generator
-
-    def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
-        if self.native is None:
-            return super()._values_of(final)
-        return self.native.values(stack_observations([one.observation for one in final])).flatten()
-
-    def _last_values(self) -> th.Tensor:
-        return super()._last_values() if self.native is None else self.native.values(self._last_obs)  # type: ignore[arg-type]
+    def _excluded_save_params(self) -> list[str]:
+        # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
+        return [*super()._excluded_save_params(), "native", "groups"]
 
     def train(self) -> None:
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
@@ -176,7 +161,8 @@ class PolicyGradient(PersistentOnPolicy):
         recompute = self.recompute_advantages
         recompute = ("epoch" if self.advantage == "vtrace" else "never") if recompute == "auto" else recompute
         if self.policy_loss == "decoupled":
-            buffer.proximal_log_probs = self._look_again()[1]
+            buffer.prepare()
+            buffer.proximal_log_probs = self._evaluate_rollout()[1]
 
         learner: NativeLearner | None = None
         policy = self.policy
@@ -224,7 +210,7 @@ class PolicyGradient(PersistentOnPolicy):
             if not metrics:
                 return {}, stop
             # metrics stay on the device until here
-            table = th.stack([metric for one in metrics for metric in one.values()]).double().cpu().numpy()
+            table = th.stack([metric for row in metrics for metric in row.values()]).double().cpu().numpy()
             columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
             losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
             check_pass(self._n_updates + 1, losses, steps.weights_are_finite(), self.rollout_buffer)
@@ -260,7 +246,11 @@ class PolicyGradient(PersistentOnPolicy):
         :return: scalar loss, and scalar metrics by name
         """
         data, mask = minibatch.data, minibatch.mask
-        rows = (lambda x: x) if mask is None else (lambda x: x[mask])
+
+        def rows(column: Any) -> th.Tensor:
+            counted: th.Tensor = column if mask is None else column[mask]
+            return counted
+
         values, log_prob, entropy = self._evaluate(data)
         values = values.flatten()
         advantages, log_prob, old_log_prob = rows(data.advantages), rows(log_prob), rows(data.old_log_prob)
@@ -313,7 +303,7 @@ class PolicyGradient(PersistentOnPolicy):
 
     @property
     def has_critic(self) -> bool:
-        """Whether the policy has a value function to train."""
+        """Say whether the policy has a value function to train."""
         return getattr(self.policy, "has_critic", True)
 
     def _clip_ranges(self) -> dict[str, Any]:
@@ -326,29 +316,22 @@ class PolicyGradient(PersistentOnPolicy):
         return ranges
 
     def _actions(self, data: Any) -> th.Tensor:
+        actions: th.Tensor = data.actions
         if isinstance(self.action_space, spaces.Discrete):
-            return data.actions.long().flatten()
+            return actions.long().flatten()
         # sb3-contrib's recurrent buffers leave binary actions as bytes, which have no log-probability
-        return data.actions.float() if isinstance(self.action_space, spaces.MultiBinary) else data.actions
+        return actions.float() if isinstance(self.action_space, spaces.MultiBinary) else actions
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""
         return self.policy.evaluate_actions(data.observations, self._actions(data))
 
-    def _distribution(self, policy: Any, data: Any) -> Distribution:
-        """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
-        return policy.get_distribution(data.observations)
-
-    def _kl_to_reference(self, data: Any) -> th.Tensor:
-        with th.no_grad():
-            reference = self._distribution(self.reference, data)
-        return kl_divergence(self._distribution(self.policy, data), reference)
-
     @th.no_grad()
-    def _look_again(self) -> tuple[np.ndarray, np.ndarray]:
-        """:return: present values and log-probabilities of the rollout, flat as the buffer is"""
+    def _evaluate_rollout(self) -> tuple[np.ndarray, np.ndarray]:
+        """:return: present values and log-probabilities of the rollout, flat"""
         if self.native is not None:
             return self.native.evaluate(self.rollout_buffer)
+        training = self.policy.training
         self.policy.set_training_mode(False)
         values, log_probs = [], []
         for minibatch in self.rollout_buffer.in_order():
@@ -356,7 +339,7 @@ class PolicyGradient(PersistentOnPolicy):
             rows = slice(None) if minibatch.mask is None else minibatch.mask
             values.append(present.flatten()[rows].cpu().numpy())
             log_probs.append(log_prob.flatten()[rows].cpu().numpy())
-        self.policy.set_training_mode(True)
+        self.policy.set_training_mode(training)
         return np.concatenate(values), np.concatenate(log_probs)
 
     def log_importance_ratios(self) -> tuple[np.ndarray, np.ndarray]:
@@ -369,9 +352,8 @@ class PolicyGradient(PersistentOnPolicy):
         buffer: Any = self.rollout_buffer
         if not buffer.full:
             raise ValueError("`model` has no rollout, which is not saved with it: call `learn` first.")
-        training = self.policy.training
-        present = self._look_again()[1]
-        self.policy.set_training_mode(training)
+        buffer.prepare()
+        present = self._evaluate_rollout()[1]
         starts = buffer.episode_starts if buffer.is_recurrent else buffer.swap_and_flatten(buffer.episode_starts)
         starts = starts.astype(bool).ravel()
         starts[:: buffer.buffer_size] = True  # a row of `n_steps` for each environment
@@ -380,21 +362,21 @@ class PolicyGradient(PersistentOnPolicy):
 
     @th.no_grad()
     def _estimate_again(self) -> None:
-        """Advantages and returns with the present networks; what was collected stays."""
-        buffer = self.rollout_buffer
-        values, log_probs = self._look_again()
+        """Estimate advantages and returns with the present networks; values and log-probabilities of the buffer stay."""
+        buffer, training = self.rollout_buffer, self.policy.training
+        values, log_probs = self._evaluate_rollout()
         self.policy.set_training_mode(False)
         final = buffer.final_observations
         final_values = self._values_of(final).cpu().numpy() if final else np.empty(0, np.float32)
         last_values = self._last_values().cpu().numpy().flatten()
-        self.policy.set_training_mode(True)
+        self.policy.set_training_mode(training)
         buffer.estimate_again(values, log_probs, final_values, last_values)
 
     def _log(self, passes: list[dict[str, np.ndarray]], clip: dict[str, Any]) -> None:
         """SB3's keys, and ours; means over the update, except SB3's: approx_kl over the last epoch, the last loss."""
         buffer = self.rollout_buffer
         for name in passes[0] if passes else ():
-            column = np.concatenate([one[name] for one in passes])
+            column = np.concatenate([metrics[name] for metrics in passes])
             shown = {"approx_kl": passes[-1]["approx_kl"].mean(), "loss": column[-1]}.get(name, column.mean())
             self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
         if self.has_critic:

@@ -2,32 +2,40 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import TensorDict
 
 from sb3_flow.losses import exact_kl
+from sb3_flow.on_policy.collection import RolloutCollection
+from sb3_flow.on_policy.flat_parameters import own_tensors
+
+ReferencePolicy = Literal["initial"] | str | Path | BaseAlgorithm | BasePolicy | None
+"""A reference policy as an argument: "initial", the path of a saved model, a model, a policy, or none."""
 
 
 def kl_divergence(present: Distribution, reference: Distribution) -> th.Tensor:
     """
     Exact ``KL(present || reference)`` of two of SB3's (or sb3-contrib's) action distributions, summed over the action's
-    dimensions. For squashed Gaussians it is that of the Gaussians before tanh, which is the same number.
+    dimensions. Squashed Gaussians diverge as much as the Gaussians before tanh do.
 
     :param present: distributions of a batch of states
     :param reference: of the same type
     :return: shape ``(B,)``
     """
-    p, q = (getattr(one, "distributions", None) or one.distribution for one in (present, reference))
+    p, q = (getattr(both, "distributions", None) or both.distribution for both in (present, reference))
     return exact_kl(p, q)
 
 
 def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     """
+    Make a frozen policy.
+
     :param source: "initial" (the policy as it is now), the path of a saved model, a model, or a policy
     :param policy: the policy that is trained
     :return: a frozen policy with the source's weights, in evaluation mode, on the policy's device
@@ -58,3 +66,73 @@ def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     reference.requires_grad_(False)
     reference.set_training_mode(False)
     return reference
+
+
+class WithReference(RolloutCollection):
+    """A model that may keep a frozen reference policy: how this policy is made, compared with, saved and loaded."""
+
+    reference_policy: ReferencePolicy
+    reference: ActorCriticPolicy | None
+    _has_reference: bool
+    _reference_of: str | None
+
+    def _set_up_reference(self) -> None:
+        if self.reference_policy is None and not self._has_reference:
+            return
+        if self._has_reference and self.reference_policy is not None and self.reference_policy != self._reference_of:
+            raise ValueError(
+                f"`reference_policy` is {self.reference_policy!r}, but this model was saved with a reference of its own, "
+                "which it keeps; None was expected."
+            )
+        # the weights of a loaded model's reference come with its parameters
+        source = "initial" if self._has_reference else self.reference_policy
+        self.reference = make_reference(source, self.policy)
+        self._has_reference = True
+        self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
+
+    def _distribution(self, policy: Any, data: Any) -> Distribution:
+        """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
+        found: Distribution = policy.get_distribution(data.observations)
+        return found
+
+    def _kl_to_reference(self, data: Any) -> th.Tensor:
+        with th.no_grad():
+            reference = self._distribution(self.reference, data)
+        return kl_divergence(self._distribution(self.policy, data), reference)
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """
+        Copy the parameters of the policy and its optimizer: another model that is given them may go on learning.
+
+        :return: state dicts by name, as SB3's
+        """
+        parameters: dict[str, dict[str, Any]] = own_tensors(super().get_parameters())
+        return parameters
+
+    def set_parameters(
+        self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """
+        Load parameters from a file or a dictionary, which is left as it is, as SB3 does. The parameters may come from a model
+        without a reference policy: the "initial" reference is then the policy that is loaded, any other reference stays.
+
+        :param load_path_or_dict: path of a saved model, or parameters as :meth:`get_parameters` returns them
+        :param exact_match: the parameters must cover all networks and optimizers
+        :param device: on which to load a file
+        """
+        parameters: Any = load_path_or_dict
+        if not isinstance(parameters, dict):
+            parameters = load_from_zip_file(parameters, device=device, load_data=False)[1]
+        if self.reference is not None and "reference" not in parameters and "policy" in parameters:
+            initial = isinstance(self.reference_policy, str) and self.reference_policy == "initial"
+            parameters = parameters | {"reference": parameters["policy"] if initial else self.reference.state_dict()}
+        super().set_parameters(own_tensors(parameters), exact_match, device)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, tensors = super()._get_torch_save_params()
+        return [*names, "reference"] if self._has_reference else names, tensors
+
+    def _excluded_save_params(self) -> list[str]:
+        excluded = [*super()._excluded_save_params(), "reference"]
+        # the weights of a model that was given as the reference are saved, the model is not
+        return excluded if isinstance(self.reference_policy, str) else [*excluded, "reference_policy"]

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch as th
 from gymnasium import Env, spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.collect.collector import Collector, Filled
+from sb3_flow.collect.collector import CollectedRollout, Collector
 from sb3_flow.collect.environment_transfer import (
     chain,
     comes_from_function,
@@ -23,22 +24,24 @@ from sb3_flow.collect.environment_transfer import (
     set_normalisers,
     unpack,
 )
-from sb3_flow.collect.slots import RolloutSpec
-from sb3_flow.collect.step_replay import Replay
+from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.collect.worker import RandomState, random_state, set_random_state
-from sb3_flow.common.checks import check_choice, check_known, check_number, check_whole, warn_without_effect
+from sb3_flow.common.checks import check_choice, check_number, check_whole, warn_without_effect
+from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
+from sb3_flow.on_policy.collection import bounded_actions
+from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 from sb3_flow.ppo.ppo import PPO
 
 SelfAsyncPPO = TypeVar("SelfAsyncPPO", bound="AsyncPPO")
-MODES = ("lockstep", "free", "sync")
+Mode = Literal["lockstep", "free", "sync"]
 
 
 class AsyncPPO(PPO):
     """
     :class:`sb3_flow.PPO` with the environments in a second process, the collector, which steps them with a copy of the policy
-    while this process learns. Rollouts come with the version of the policy that acted. If it is not the present one, the
-    learner evaluates values and log-probabilities anew, and V-trace (arXiv 1802.01561), the default here, corrects for the
+    while this process learns. Rollouts come with the version of the policy that acted. If the policy has moved since, the
+    learner evaluates values and log-probabilities again, and V-trace (arXiv 1802.01561), the default here, corrects for the
     difference; ``policy_loss="decoupled"`` (arXiv 2110.00641) also separates it from the clipping.
 
     =========== ===========================================================================================================
@@ -59,17 +62,18 @@ class AsyncPPO(PPO):
     (``copy.deepcopy``, ``pickle``) leaves the collector to the original and starts its own.
 
     **Callbacks** see a rollout when it has arrived: ``on_step`` is called for each of its steps in turn, with SB3's
-    ``locals``, but "env" cannot be stepped or asked. ``num_timesteps`` counts steps that were learned from.
+    ``locals``, but "env" cannot be stepped or asked, and the rollout buffer is filled after the last step. ``num_timesteps``
+    counts steps that were learned from.
 
     **When something fails** in the collector, ``learn`` raises :class:`sb3_flow.collect.CollectorError`. After any error and
     after Ctrl-C the collector is ended; the model stays as it is, and the next ``learn`` starts another one. :meth:`close`
-    ends an idle one, as do forgetting the model and the end of the program.
+    ends an idle collector, as do forgetting the model and the end of the program.
 
     :param env: as for PPO, or a function without arguments that makes it
     :param mode: "lockstep", "free" or "sync"
     :param max_policy_lag: of "free", in updates
-    :param n_slots: rollouts in shared memory, at least 2: one is learned from, the others are ahead (in mode "free"; in the
-        others at most one is)
+    :param n_slots: rollouts in shared memory, at least 2: the learner has a slot, the collector fills the others (in mode
+        "free"; in the other modes at most one slot)
     :param collector_timeout: seconds without a single step of the environments (or for their reset) after which the collector
         is killed and an error raised
     :param learner_threads: torch threads of this process during ``learn``, None to leave them. The collector has one. More
@@ -81,17 +85,48 @@ class AsyncPPO(PPO):
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str | Callable[[], Any],
-        *args: Any,
-        mode: str = "lockstep",
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        mode: Mode = "lockstep",
         max_policy_lag: int = 2,
         n_slots: int = 2,
         collector_timeout: float = 60.0,
         learner_threads: int | None = 1,
-        advantage: str = "vtrace",
-        **kwargs: Any,
+        advantage: Literal["vtrace", "gae"] = "vtrace",
+        policy_loss: PolicyLoss = "clip",
+        clip_range_high: float | Schedule | None = None,
+        dual_clip: float = 3.0,
+        rho_bar: float = 1.0,
+        c_bar: float = 1.0,
+        kl_coef: float = 0.0,
+        reference_policy: ReferencePolicy = None,
+        recompute_advantages: Recomputation = "auto",
+        backend: Backend = "auto",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
     ):
-        check_known(type(self), kwargs)
-        check_choice(MODES, mode=mode)
+        given = given_by_name(locals(), "mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads")
+        check_choice(get_args(Mode), mode=mode)
         check_choice(("vtrace", "gae"), advantage=advantage)
         check_whole(0, max_policy_lag=max_policy_lag)
         check_whole(2, n_slots=n_slots)
@@ -108,9 +143,8 @@ class AsyncPPO(PPO):
         warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
         self._collector: Collector | None = None
         self._collector_settings: tuple[Any, ...] = ()
-        kwargs |= {"advantage": advantage}
-        super().__init__(policy, env, *args, **kwargs)  # type: ignore[arg-type]
-        if self.env is not None and kwargs.get("_init_setup_model", True):
+        super().__init__(**given)
+        if self.env is not None and _init_setup_model:
             pack(self.env)  # if it cannot be moved, say so now
 
     @staticmethod
@@ -130,7 +164,7 @@ class AsyncPPO(PPO):
         self.close()
 
     def close(self) -> None:
-        """End the collector process, if there is one. The next ``learn`` starts another one, with fresh environments."""
+        """End the collector process, if there is any. The next ``learn`` starts another, with fresh environments."""
         collector, self._collector = self._collector, None
         if collector is not None:
             collector.stop()
@@ -190,7 +224,7 @@ class AsyncPPO(PPO):
 
     @property
     def _settings(self) -> tuple[Any, ...]:
-        """What the collector cannot be told while it runs."""
+        """List the settings that the collector cannot be told while it runs."""
         native = self.native is not None
         return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout, native
 
@@ -198,9 +232,9 @@ class AsyncPPO(PPO):
         return random_state(None if self.native is None else self._generator_of_actions())
 
     def _start(self, packed: bytes) -> Collector:
-        # an observation as it is, which may differ from the space's dtype
+        # the dtype of an observation may differ from the space's
         parts = RolloutSpec.parts(self._last_obs)  # type: ignore[arg-type]
-        real = next((str(one.dtype) for one in self.policy.parameters()), "torch.float32").removeprefix("torch.")
+        real = next((str(weight.dtype) for weight in self.policy.parameters()), "torch.float32").removeprefix("torch.")
         indices = isinstance(self.action_space, (spaces.Discrete, spaces.MultiDiscrete))
         spec = RolloutSpec(
             n_steps=self.n_steps,
@@ -232,20 +266,20 @@ class AsyncPPO(PPO):
         assert collector is not None
         ahead = {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
-        needed = max(needed, 1 - consuming)  # whatever a callback did to the counters, what is waited for is asked for
+        needed = max(needed, 1 - consuming)  # a callback may have changed the counters; a rollout that is waited for is needed
         while len(collector.outstanding) - consuming < min(ahead, needed):
             collector.weights.write(self.policy_version)
             collector.request(self._random_state() if self.mode == "sync" else None)
 
-    def _arrival(self) -> Filled:
+    def _next_rollout(self) -> CollectedRollout:
         """:return: the next rollout that is not too old"""
         collector = self._collector
         assert collector is not None, "rollouts are collected within `learn`"
         while True:
             self._request(consuming=0)
-            filled = collector.receive()
-            if self.mode != "free" or self.policy_version - filled.rollout.versions.min() <= self.max_policy_lag:
-                return filled
+            arrived = collector.receive()
+            if self.mode != "free" or self.policy_version - arrived.rollout.versions.min() <= self.max_policy_lag:
+                return arrived
             self.dropped_rollouts += 1
             collector.release()
 
@@ -267,34 +301,80 @@ class AsyncPPO(PPO):
         :param use_masking: not used
         :return: False if the callback ended training
         """
-        filled = self._arrival()
-        rollout, found, waited = filled
+        rollout, news, waited = self._next_rollout()
         self._request(consuming=1)
         assert self.env is not None and self._collector is not None
-        set_normalisers(self.env, found["normalisers"])
+        set_normalisers(self.env, news["normalisers"])
         self.rollout_versions = rollout.versions.copy()
         lag = self.policy_version - self.rollout_versions
-        self._last_obs, self._last_episode_starts = rollout.observation(0), rollout.episode_starts[0].copy()  # type: ignore[assignment]
-        replay: Any = Replay(rollout, found["infos"], found["reward_dtype"])
-        continue_training = super().collect_rollouts(replay, callback, rollout_buffer, n_rollout_steps, use_masking)
+        self._last_obs = rollout.observation(0)
+        self._last_episode_starts = rollout.episode_starts[0].copy()
+        self._begin_rollout(self.env, rollout_buffer, use_masking)
+        continue_training = self._replay(rollout, news, callback, rollout_buffer, n_rollout_steps)
         self._collector.release()
         if not continue_training:
             return False
-        if found["random_state"] is not None:
-            set_random_state(found["random_state"], self._actions_generator)
-        if lag.max() > 0:
-            self._estimate_again()
-            for key, value in rollout_buffer.statistics.items():
-                self.logger.record(key, value)
+        if news["random_state"] is not None:
+            set_random_state(news["random_state"], self._actions_generator)
         self.logger.record("async/lag_mean", float(lag.mean()))
         self.logger.record("async/lag_max", int(lag.max()))
         self.logger.record("async/wait_collector", waited)
-        self.logger.record("async/wait_learner", found["waited"])
+        self.logger.record("async/wait_learner", news["waited"])
         self.logger.record("async/dropped", self.dropped_rollouts)
         return True
 
-    def _act(self, env: Any, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        return *env.act(), {}
+    def _replay(
+        self,
+        rollout: Rollout,
+        news: dict[str, Any],
+        callback: BaseCallback,
+        rollout_buffer: EstimatedRollouts,
+        n_rollout_steps: int,
+    ) -> bool:
+        """
+        Show the steps of a rollout to the callback, and fill the buffer.
+
+        :return: False if the callback ended training
+        """
+        env = self.env
+        final = rollout.finals()
+        all_rewards, ends = rollout.rewards.astype(news["reward_dtype"]), rollout.terminated | rollout.truncated
+        all_actions, all_values, all_log_probs = rollout.actions.copy(), rollout.values.copy(), rollout.log_probs.copy()
+        bounded = bounded_actions(self.policy, self.action_space, all_actions)
+        callback.on_rollout_start()
+        for n_steps in range(n_rollout_steps):
+            self._draw_noise(n_steps)
+            actions, clipped_actions, rewards = all_actions[n_steps], bounded[n_steps], all_rewards[n_steps]
+            values, log_probs = th.from_numpy(all_values[n_steps])[:, None], th.from_numpy(all_log_probs[n_steps])
+            new_obs, dones, infos = rollout.observation(n_steps + 1), ends[n_steps], news["infos"][n_steps]
+            for number, observation in final.get(n_steps, {}).items():
+                infos[number]["terminal_observation"] = observation
+            self.num_timesteps += self.n_envs
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+            rollout_buffer.raw_rewards[n_steps], rollout_buffer.terminated[n_steps] = rewards, dones
+            self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps)
+            self._last_obs, self._last_episode_starts = new_obs, dones
+        seen = rollout.spec.whole({key: part[:-1] for key, part in rollout.observations.items()})
+        rollout_buffer.fill(seen, all_actions, all_rewards, rollout.episode_starts, all_values, all_log_probs)
+        n_steps = n_rollout_steps
+        with th.no_grad():
+            values = self._last_values()
+        self._estimate(rollout_buffer, values, dones)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _estimate(self, rollout_buffer: EstimatedRollouts, last_values: th.Tensor, dones: np.ndarray) -> None:
+        if (self.rollout_versions == self.policy_version).all():
+            super()._estimate(rollout_buffer, last_values, dones)
+            return
+        rollout_buffer.last_dones = dones
+        self._estimate_again()
+        for key, value in rollout_buffer.statistics.items():
+            self.logger.record(key, value)
 
     def train(self) -> None:
         """Update the policy with the rollout buffer."""
@@ -307,7 +387,7 @@ class AsyncPPO(PPO):
         if self.env is not None and comes_from_function(self.env):
             made = unpack(pack(self.env))
             set_normalisers(made, deepcopy(normalisers(self.env, settings=True)))
-            memo.update({id(one): other for one, other in zip(chain(self.env), chain(made), strict=True)})
+            memo.update({id(link): other for link, other in zip(chain(self.env), chain(made), strict=True)})
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch as th
 from sb3_contrib import MaskablePPO as ContribMaskablePPO
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -11,7 +12,11 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation, given_by_name
+from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
+from sb3_flow.on_policy.reference import ReferencePolicy
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 
 
 class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
@@ -19,6 +24,8 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
     sb3-contrib's MaskablePPO (arXiv 2006.14171) with the choices of :class:`sb3_flow.PPO`, whose docstring explains the
     arguments from ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's.
     """
+
+    buffer_classes = MaskableRolloutBuffer, MaskableDictRolloutBuffer
 
     def __init__(
         self,
@@ -39,15 +46,15 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
         target_kl: float | None = None,
-        advantage: str = "gae",
-        policy_loss: str = "clip",
+        advantage: Advantage = "gae",
+        policy_loss: PolicyLoss = "clip",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         rho_bar: float = 1.0,
         c_bar: float = 1.0,
         kl_coef: float = 0.0,
-        reference_policy: Any = None,
-        recompute_advantages: str = "auto",
+        reference_policy: ReferencePolicy = None,
+        recompute_advantages: Recomputation = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -56,55 +63,20 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        self._choose(
-            advantage,
-            policy_loss,
-            clip_range_high,
-            dual_clip,
-            rho_bar,
-            c_bar,
-            kl_coef,
-            reference_policy,
-            recompute_advantages,
-        )
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
+        super().__init__(**given_by_name(locals()))
 
-    def _begin_rollout(self, env: VecEnv, use_masking: bool) -> None:
+    def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
         if use_masking and not is_masking_supported(env):
             raise ValueError("Environment does not support action masking. Consider using ActionMasker wrapper")
-        super()._begin_rollout(env, use_masking)
+        super()._begin_rollout(env, rollout_buffer, use_masking)
 
-    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         action_masks = get_action_masks(env) if use_masking else None
-        return *self.policy(obs_tensor, action_masks=action_masks), {"action_masks": action_masks}
+        return *self.policy(self._last_observations(), action_masks=action_masks), {"action_masks": action_masks}
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         return self.policy.evaluate_actions(data.observations, self._actions(data), action_masks=data.action_masks)
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        return policy.get_distribution(data.observations, data.action_masks)
+        found: Distribution = policy.get_distribution(data.observations, data.action_masks)
+        return found

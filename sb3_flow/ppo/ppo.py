@@ -8,7 +8,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
+from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
+from sb3_flow.on_policy.reference import ReferencePolicy
 
 
 class PPO(PolicyGradient, SB3PPO):
@@ -71,16 +74,16 @@ class PPO(PolicyGradient, SB3PPO):
         rollout_buffer_class: type[RolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
         target_kl: float | None = None,
-        advantage: str = "gae",
-        policy_loss: str = "clip",
+        advantage: Advantage = "gae",
+        policy_loss: PolicyLoss = "clip",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         rho_bar: float = 1.0,
         c_bar: float = 1.0,
         kl_coef: float = 0.0,
-        reference_policy: Any = None,
-        recompute_advantages: str = "auto",
-        backend: str = "auto",
+        reference_policy: ReferencePolicy = None,
+        recompute_advantages: Recomputation = "auto",
+        backend: Backend = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -89,43 +92,4 @@ class PPO(PolicyGradient, SB3PPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        self._choose(
-            advantage,
-            policy_loss,
-            clip_range_high,
-            dual_clip,
-            rho_bar,
-            c_bar,
-            kl_coef,
-            reference_policy,
-            recompute_advantages,
-            backend,
-        )
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
+        super().__init__(**given_by_name(locals()))

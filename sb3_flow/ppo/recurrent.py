@@ -9,12 +9,14 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation, given_by_name
 from sb3_flow.on_policy.collection import stack_observations
+from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
-from sb3_flow.on_policy.rollout_buffer import FinalObservation
+from sb3_flow.on_policy.reference import ReferencePolicy
+from sb3_flow.on_policy.rollout_buffer import FinalObservation, with_estimates
 
 
 class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
@@ -24,7 +26,7 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     there. Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
     """
 
-    policy: RecurrentActorCriticPolicy  # type: ignore[assignment]
+    policy: RecurrentActorCriticPolicy
     _last_lstm_states: RNNStates  # type: ignore[assignment]
     _new_lstm_states: RNNStates  # after the present step
 
@@ -47,15 +49,15 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         target_kl: float | None = None,
-        advantage: str = "gae",
-        policy_loss: str = "clip",
+        advantage: Advantage = "gae",
+        policy_loss: PolicyLoss = "clip",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         rho_bar: float = 1.0,
         c_bar: float = 1.0,
         kl_coef: float = 0.0,
-        reference_policy: Any = None,
-        recompute_advantages: str = "auto",
+        reference_policy: ReferencePolicy = None,
+        recompute_advantages: Recomputation = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -64,47 +66,28 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        self._choose(
-            advantage,
-            policy_loss,
-            clip_range_high,
-            dual_clip,
-            rho_bar,
-            c_bar,
-            kl_coef,
-            reference_policy,
-            recompute_advantages,
-        )
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
+        super().__init__(**given_by_name(locals()))
+
+    def _build(self) -> None:
+        ContribRecurrentPPO._setup_model(self)
+        stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class for it
+        buffer_class: Any = type(stock)
+        self.rollout_buffer = with_estimates(buffer_class)(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            hidden_state_shape=stock.hidden_state_shape,
+            device=self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
         )
 
-    def _act(self, env: VecEnv, obs_tensor: Any, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        actions, values, log_probs, self._new_lstm_states = self.policy(obs_tensor, self._last_lstm_states, episode_starts)
+        actions, values, log_probs, self._new_lstm_states = self.policy(
+            self._last_observations(), self._last_lstm_states, episode_starts
+        )
         return actions, values, log_probs, {"lstm_states": self._last_lstm_states}
 
     def _after_step(self) -> None:
@@ -113,28 +96,29 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
         final = super()._final_observations(dones, infos, step)
         hidden, cell = self._new_lstm_states.vf
-        for one in final:
-            one.lstm_states = (hidden[:, one.env : one.env + 1].contiguous(), cell[:, one.env : one.env + 1].contiguous())
+        for end in final:
+            member = slice(end.env, end.env + 1)
+            end.lstm_states = hidden[:, member].contiguous(), cell[:, member].contiguous()
         return final
 
     def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
-        observations, _ = self.policy.obs_to_tensor(stack_observations([one.observation for one in final]))
-        hidden, cell = (th.cat(states, dim=1) for states in zip(*[one.lstm_states for one in final], strict=True))
+        observations, _ = self.policy.obs_to_tensor(stack_observations([end.observation for end in final]))
+        hidden, cell = (th.cat(states, dim=1) for states in zip(*[end.lstm_states for end in final], strict=True))
         # the cut-off episode goes on: its state is not reset
         starts = th.zeros(len(final), device=self.device)
         return self.policy.predict_values(observations, (hidden, cell), starts).flatten()  # type: ignore[arg-type]
 
     def _last_values(self) -> th.Tensor:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
-        observations: Any = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
         states: Any = self._last_lstm_states.vf
-        return self.policy.predict_values(observations, states, episode_starts)
+        return self.policy.predict_values(self._last_observations(), states, episode_starts)
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         return self.policy.evaluate_actions(data.observations, self._actions(data), data.lstm_states, data.episode_starts)
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        return policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+        found: Distribution = policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+        return found
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_new_lstm_states"]
