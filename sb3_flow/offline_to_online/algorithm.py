@@ -164,7 +164,6 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         self._loaded: tuple[str, OfflineDataset] | None = None  # the last location that was loaded
         self._metrics = MetricSums()
         self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
-        self._timesteps_aside = None
         self._stopped_offline = False
 
         if offline_steps > 0 and offline_dataset is None:

@@ -22,6 +22,7 @@ from sb3_flow.offline_to_online.offline_env import (
 )
 from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
+from sb3_flow.offline_to_online.phase import ONLINE, Phase
 from sb3_flow.offline_to_online.spaces import channels_first
 
 
@@ -35,8 +36,8 @@ class OfflinePhase(PersistentAlgorithm):
 
     @property
     def is_offline(self) -> bool:
-        """Whether an offline phase is running."""
-        return self._timesteps_aside is not None
+        """Say whether an offline phase is running."""
+        return self.phase.name == "offline"
 
     def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
         if isinstance(dataset, str):
@@ -120,7 +121,7 @@ class OfflinePhase(PersistentAlgorithm):
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(maxlen=self._stats_window_size)
         total_timesteps = self.offline_updates + gradient_steps
-        self._timesteps_aside = self.num_timesteps
+        self.phase = Phase("offline", environment_steps=self.num_timesteps)
         self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
         self.start_time = time.time_ns()
         self._stopped_offline = False
@@ -148,7 +149,8 @@ class OfflinePhase(PersistentAlgorithm):
                 callback.on_training_end()
         finally:
             self.replay_buffer.offline_only = False  # type: ignore[union-attr]
-            self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None
+            assert self.phase.environment_steps is not None
+            self.num_timesteps, self.phase = self.phase.environment_steps, ONLINE
             if without_env:
                 self.env = None
         return self

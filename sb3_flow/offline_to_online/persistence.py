@@ -18,6 +18,7 @@ from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
+from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 
@@ -35,7 +36,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     random_streams: RandomStreams | None
     noise_seed: int | None
     """What the noise of deterministic decisions depends on besides the observation."""
-    _timesteps_aside: int | None  # environment steps, while num_timesteps counts offline gradient steps
+    phase = ONLINE
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -115,7 +116,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         return copied
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase"]
         if not isinstance(self.offline_dataset, str):
             excluded.append("offline_dataset")  # the data is the user's
         return excluded
@@ -129,8 +130,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         :param include: name of parameters that might be excluded but should be included anyway
         """
         clock = self.num_timesteps
-        if self._timesteps_aside is not None:
-            self.num_timesteps = self._timesteps_aside
+        if self.phase.environment_steps is not None:
+            self.num_timesteps = self.phase.environment_steps
         try:
             super().save(path, exclude, include)
         finally:
