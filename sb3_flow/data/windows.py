@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch as th
 
-from sb3_flow.data.table import Selection, TrajectoryTable
+from sb3_flow.data.table import Sampling, Selection, TrajectoryTable
 
 SHUFFLED_AS_A_WHOLE = 64
 """Up to this many times the numbers that are drawn, a whole permutation costs less (``distinct``; measured on a CPU)."""
@@ -30,7 +30,7 @@ class Starts(NamedTuple):
     gaps: th.Tensor | None
     shifts: th.Tensor | None
 
-    def draw(self, n: int, sampling: str, generator: th.Generator | None) -> Windows:
+    def draw(self, n: int, sampling: Sampling, generator: th.Generator | None) -> Windows:
         """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made"""
         device = self.rows.device
         if sampling == "transition":

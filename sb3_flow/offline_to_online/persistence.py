@@ -17,6 +17,7 @@ from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
 from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
@@ -25,7 +26,7 @@ from sb3_flow.offline_to_online.random_streams import RandomStreams
 class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     """
     Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
-    loads that change nothing if they fail. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes.
+    loads that change nothing if they fail.
     """
 
     horizon_length: int
@@ -50,10 +51,10 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
         self.noise_seed = own_seed
-        self._hand_out()
+        self._connect_buffer_and_policy()
 
-    def _hand_out(self) -> None:
-        """What buffer and policy have from this model; they may have been copied, loaded or exchanged since."""
+    def _connect_buffer_and_policy(self) -> None:
+        """Give buffer and policy what they have from this model; they may have been copied, loaded or exchanged since."""
         assert self.random_streams is not None
         buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
         if isinstance(buffer, TrajectoryReplayBuffer):
@@ -104,7 +105,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self.random_streams is not None:
-            self._hand_out()
+            self._connect_buffer_and_policy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = super().__deepcopy__(memo)
@@ -112,14 +113,21 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
             copied.replay_buffer.set_offline(buffer.offline_dataset)  # a buffer by itself is copied without
         if copied.random_streams is not None:
-            copied._hand_out()
+            copied._connect_buffer_and_policy()
         return copied
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase"]
+        # the policy has the networks
+        averages = [name for name, value in vars(self).items() if isinstance(value, MovingAverage)]
+        networks = [name for name, _ in self.policy.named_children()]
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase", *networks, *averages]
         if not isinstance(self.offline_dataset, str):
             excluded.append("offline_dataset")  # the data is the user's
         return excluded
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        optimizers = [f"{name}.optimizer" for name, part in self.policy.named_children() if "optimizer" in vars(part)]
+        return ["policy", *optimizers], []
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
         """
@@ -179,7 +187,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         except BaseException:
             self.replay_buffer = previous
             raise
-        self._hand_out()
+        self._connect_buffer_and_policy()
 
     def set_parameters(
         self,
