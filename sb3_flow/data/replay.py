@@ -342,7 +342,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if env is not None:
             normalizer = self._normalizer
             rewards = normalizer.rewards(rewards, env)
-            observations, next_observations = (normalizer.observations(part, env) for part in (observations, next_observations))
+            observations, next_observations = (
+                normalizer.observations(part, env) for part in (observations, next_observations)
+            )
         data = ChunkSamples(
             observations=observations,
             actions=stored.read("actions", rows).flatten(1),
