@@ -12,15 +12,16 @@ from torch import nn
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.flow import AverageVelocity, Critic, FlowMapNetwork, TanhGELU, flow_map_sample, jump, sample_r_t
+from sb3_flow.flow import AverageVelocity, FlowMapNetwork, TanhGELU, flow_map_sample, jump, sample_r_t
 from sb3_flow.flow.guidance import Aggregation
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import GenerativeActor
-from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.options import arguments_in
 from sb3_flow.offline_to_online.spaces import channels_first
+from sb3_flow.offline_to_online.values import ActionValue
 
 Distillation = Literal["mf", "lsd", "psd"]
 LsdGradient = Literal["jump", "diagonal"]
@@ -70,37 +71,6 @@ class FlowMapActor(GenerativeActor):
         """
         velocity = self.velocity(observation, candidates=True, n_candidates=noise.shape[1])
         return flow_map_sample(velocity, noise, steps).clamp(-1, 1)
-
-
-class ActionValue(EnsembleValue):
-    """Q-functions Q_k(s, a) of action chunks. The arguments are those of ``EnsembleValue``."""
-
-    def bind(self, observation: PyTorchObs, frozen: bool = False) -> Critic:
-        """
-        Close the Q-functions over observations.
-
-        :param observation: B observations
-        :param frozen: gradients reach actions only
-        :return: ``critic(a) -> Q_k``: for a of shape ``(B, A)`` values of shape ``(K, B)``, for ``(B, n, A)`` ``(K, B, n)``
-        """
-        features = self.features(observation)
-        features, ensemble = features.detach() if frozen else features, self.ensemble.bind()
-
-        def critic(actions: th.Tensor) -> th.Tensor:
-            rows = actions.shape[:-1]
-            own = features if actions.dim() == 2 else features.unsqueeze(1).expand(*rows, -1)
-            inputs = th.cat([own, actions], dim=-1).flatten(0, -2)
-            return ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
-
-        return critic
-
-    def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """
-        Value actions, as SB3's critics do.
-
-        :return: Q(s, a) of every member, one tensor of shape ``(B, 1)`` each
-        """
-        return tuple(self.bind(observation)(actions).unsqueeze(-1))
 
 
 class FlowMapPolicy(GenerativePolicy):
@@ -189,10 +159,6 @@ class FlowMapPolicy(GenerativePolicy):
     # ------------------------------------------------------------------- acting
 
     @property
-    def acting_actor(self) -> FlowMapActor:
-        return self.actor
-
-    @property
     def steps_of_a_sample(self) -> int:
         return self.n_sampling_steps
 
@@ -201,9 +167,6 @@ class FlowMapPolicy(GenerativePolicy):
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.actor.velocity(observation, candidates=True)
-
-    def _bound_critic(self, observation: PyTorchObs) -> Critic:
-        return self.critic.bind(observation, frozen=True)
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide the best of n fresh samples (a single sample without a critic), as the online phase collects data."""

@@ -32,7 +32,7 @@ class ActingPolicy(ChunkedPolicy):
     ``noise_seed``: an observation has the same action at every call, beside whichever others, before and after a reload; over
     observations the noise is Gaussian, so that it is the same policy.
 
-    Subclasses give the actor that acts, its jumps and the critic.
+    Subclasses give the actor that acts and the critic; for ``qgbs`` the average velocity of the actor, too.
     """
 
     SEARCH: ClassVar[dict[str, Any]] = dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5, completion="diagonal")

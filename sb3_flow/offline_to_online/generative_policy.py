@@ -5,7 +5,6 @@ from typing import Any, ClassVar, Self
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
-from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, get_actor_critic_arch
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import get_device
@@ -15,60 +14,13 @@ from sb3_flow.common.backends import Backend, choose_backend
 from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import refuse, saved_by
-from sb3_flow.flow import EnsembleMLP, TanhGELU
+from sb3_flow.flow import Critic, TanhGELU
 from sb3_flow.fused.compiled_network import compiled_networks, not_covered
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import GenerativeActor, draw_seed
 from sb3_flow.offline_to_online.older_names import translate
 from sb3_flow.offline_to_online.options import check_options, check_own
-
-
-class EnsembleValue(BaseModel):
-    """
-    Ensemble of K values of observations and (partial) action chunks.
-
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param net_arch: hidden layer sizes of every member
-    :param features_extractor: Network to extract features
-    :param features_dim: Number of features
-    :param activation_fn: Activation function
-    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
-    :param horizon_length: actions per decision h
-    :param n_critics: ensemble size K
-    :param share_features_extractor: whether the features extractor is the actor's, which then trains it alone
-    """
-
-    features_extractor: BaseFeaturesExtractor
-    optimizer: th.optim.Optimizer
-    extra_inputs: ClassVar[int] = 0
-    """Inputs besides features and chunk."""
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        net_arch: list[int],
-        features_extractor: BaseFeaturesExtractor,
-        features_dim: int,
-        activation_fn: type[nn.Module] = TanhGELU,
-        normalize_images: bool = True,
-        horizon_length: int = 1,
-        n_critics: int = 2,
-        share_features_extractor: bool = False,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
-        )
-        self.n_critics = n_critics
-        self.share_features_extractor = share_features_extractor
-        input_dim = features_dim + horizon_length * get_action_dim(action_space) + self.extra_inputs
-        self.ensemble = EnsembleMLP(n_critics, input_dim, net_arch, activation_fn)
-
-    def features(self, observation: PyTorchObs) -> th.Tensor:
-        """:return: features, shape ``(B, features_dim)``; without gradients if the extractor is the actor's"""
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            return self.extract_features(observation, self.features_extractor)
+from sb3_flow.offline_to_online.values import EnsembleValue
 
 
 class GenerativePolicy(ActingPolicy):
@@ -261,9 +213,19 @@ class GenerativePolicy(ActingPolicy):
         for network in compiled_networks(self):
             network.native = self.chosen_backend == "native"
 
+    @property
+    def acting_actor(self) -> GenerativeActor:
+        return self.actor
+
+    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        return self.acting_actor.act(observation, noise)
+
+    def _bound_critic(self, observation: PyTorchObs) -> Critic:
+        return self.critic.bind(observation, frozen=True)
+
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        The way from noise to actions of the actor that ``predict`` uses.
+        Follow the way from noise to actions of the actor that ``predict`` uses, for pictures.
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
@@ -274,7 +236,7 @@ class GenerativePolicy(ActingPolicy):
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """
-        What the critics expect of points on their way to an action; at time 1 it is Q.
+        Value points on their way to an action, for pictures; at time 1 the value is Q.
 
         :param observation: B observations
         :param times: flow times, shape ``(T,)``

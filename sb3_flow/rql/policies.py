@@ -14,8 +14,9 @@ from sb3_flow.common.checks import check_whole
 from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, Velocity, VelocityNetwork, euler_forward
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import GenerativeActor
-from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.options import arguments_in
+from sb3_flow.offline_to_online.values import EnsembleValue
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""
@@ -161,9 +162,6 @@ class RQLPolicy(GenerativePolicy):
     @property
     def steps_of_a_jump(self) -> int:
         return self.flow_steps
-
-    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
-        return self.actor_ema.act(observation, noise)
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide chunks with the actor itself from fresh noise, as the online phase collects them."""
