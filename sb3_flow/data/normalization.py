@@ -65,10 +65,10 @@ class TensorNormalizer:
         return ((values.double() - mean) / deviation).clamp(-env.clip_obs, env.clip_obs).float()
 
     def _statistics(self, name: str | None, statistics: RunningMeanStd, epsilon: float) -> tuple[th.Tensor, th.Tensor]:
-        """:return: mean and standard deviation as they are now, in float64"""
+        """Give mean and standard deviation as they are now, in float64."""
         now = (statistics.mean.tobytes(), statistics.var.tobytes(), epsilon)
         if name not in self._known or self._known[name][0] != now:
-            deviation = np.sqrt(statistics.var + epsilon)
-            mean, deviation = (th.tensor(part, dtype=th.float64, device=self._device) for part in (statistics.mean, deviation))
+            numbers = np.stack([statistics.mean, np.sqrt(statistics.var + epsilon)])
+            mean, deviation = th.tensor(numbers, dtype=th.float64, device=self._device)
             self._known[name] = now, mean, deviation
         return self._known[name][1:]

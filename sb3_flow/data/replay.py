@@ -264,7 +264,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     # --------------------------------------------------------------- sampling
 
     def _sources(self) -> list[Starts]:
-        """What can be sampled now: offline before online, empty ones left out; one of all if no share is asked for."""
+        """List the sources that can be sampled now: offline before online, or both together if no share is given."""
         table, offline = self._table, self._table.n_offline > 0
         changed = table.update(self.terminated)
         if changed:
@@ -281,11 +281,13 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
-        """:return: whether there is any window yet; the first ``horizon_length`` online steps hold none"""
+        """Say whether there is any window yet; the first ``horizon_length`` online steps hold none."""
         return len(self._sources()) > 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
+        Draw windows.
+
         :param batch_size: number of windows B
         :param env: normalise observations and rewards with these statistics, as SB3's buffers do
         :return: the windows, on ``device``
@@ -309,7 +311,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def offline_windows(self, starts: np.ndarray, env: VecNormalize | None = None) -> ChunkSamples:
         """
-        The windows that start at given rows of the offline dataset, e.g. to evaluate on fixed ones.
+        Gather the windows that start at given rows of the offline dataset, e.g. to evaluate on the same windows.
 
         :param starts: dataset rows, shape ``(B,)``
         :param env: normalise with these statistics

@@ -81,6 +81,8 @@ class TrajectoryTable:
 
     def select(self, offline: bool, online: bool, sampling: Sampling) -> Selection:
         """
+        Select rows to draw from.
+
         :param offline: whether offline trajectories can be drawn
         :param online: whether online ones can
         :param sampling: ``"trajectory"`` counts rows, ``"transition"`` starts
@@ -101,7 +103,7 @@ class TrajectoryTable:
         return Selection(n_rows, begin, stop - int(shifts[-1]), gaps - shifts[:-1], shifts)
 
     def _leave_out_overwritten(self) -> np.ndarray:
-        """:return: for each environment that has any, the row of its oldest closed trajectory not overwritten as a whole"""
+        """Find, for each environment that has any, the row of the oldest closed trajectory that is not wholly overwritten."""
         oldest = self._online.oldest
         while self._head < self._tail and self.rows[self._head, FIRST] < oldest:
             self._head += 1

@@ -66,18 +66,24 @@ class OnlineTrajectories:
 
     @property
     def n_closed(self) -> int:
-        """How many trajectories have closed so far, those that were overwritten since included."""
+        """Count the trajectories that have closed so far, those that were overwritten since included."""
         return self._n_forgotten + self._n_closed
 
     def closed_since(self, number: int) -> np.ndarray:
         """
+        List the trajectories that closed since.
+
         :param number: an earlier value of ``n_closed``
         :return: column, first step, last step and completeness of what closed since then, but for what is overwritten
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
     def step(self, dones: np.ndarray) -> None:
-        """:param dones: episode ends of the row just written, shape ``(n_envs,)``"""
+        """
+        Follow a step of every environment.
+
+        :param dones: episode ends of the row just written, shape ``(n_envs,)``
+        """
         for column in np.flatnonzero(dones):
             self._close(int(column), self.clock, complete=True)
             self._running_since[column] = self.clock + 1

@@ -185,9 +185,11 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
         """
+        Mean squared error of the critics; windows that stick out of their trajectory count as zeros.
+
         :param q_values: Q_j(s, a) of the data chunks, shape ``(K, B)``
         :param target: y, shape ``(B, 1)``
-        :return: mean squared error over critics and batch; windows that stick out of their trajectory count as zeros
+        :return: L_Q, scalar
         """
         return (batch.valid * (q_values.mT - target).square()).mean()
 
@@ -195,7 +197,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self, batch: ChunkSamples, a_r: th.Tensor, r: th.Tensor, u: th.Tensor
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
-        u* = u^off + eta_eff g / ||g||, what the actor's velocity is regressed on (Eqs. 11 and 13).
+        u* = u^off + eta_eff g / ||g||, the target of the actor's velocity (Eqs. 11 and 13).
 
         :param a_r: points at flow time r, shape ``(B, A)``
         :param r: shape ``(B, 1)``
@@ -240,7 +242,11 @@ class FMQ(OfflineToOnlineAlgorithm):
     def actor_loss(
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
-        """:return: imitation offline, guidance online; and its parts"""
+        """
+        L_actor: imitation offline (Eqs. 3-6), guidance online (Eq. 12).
+
+        :return: the loss and its parts, scalars
+        """
         if not self.guided:
             parts = self.policy.behaviour_loss(velocity, batch, generator)
             return parts["diagonal_loss"] + parts["distillation_loss"], parts

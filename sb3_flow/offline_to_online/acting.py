@@ -1,4 +1,4 @@
-"""How an action is found with a generative actor and a critic: one sample, the best of several, or a search."""
+"""The modes of acting of a generative actor and a critic: a sample, the best of several, or a search."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -22,8 +22,8 @@ class ActingPolicy(ChunkedPolicy):
     =============  ====================================================================
     mode           an action is
     =============  ====================================================================
-    ``sample``     what the actor makes of Gaussian noise
-    ``zero``       what it makes of zeros
+    ``sample``     the actor's answer to Gaussian noise
+    ``zero``       the actor's answer to zeros
     ``best_of_n``  the best of ``n_candidates`` samples by the critics
     ``qgbs``       found by Q-guided beam search (arXiv 2605.12416, Algorithm 2)
     =============  ====================================================================

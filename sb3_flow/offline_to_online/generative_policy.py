@@ -256,7 +256,7 @@ class GenerativePolicy(ActingPolicy):
 
 
 def _freeze(source: BaseModel, twin: Any) -> Any:
-    """:return: a network of the same structure with the weights of the source, which no gradient changes"""
+    """Give a network of the same structure the weights of the source, which no gradient changes from now on."""
     twin.load_state_dict(source.state_dict())
     twin.set_training_mode(False)
     twin.requires_grad_(False)

@@ -31,6 +31,7 @@ from sb3_flow.offline_to_online.spaces import channels_first, channels_first_spa
 class OfflinePhase(PersistentAlgorithm):
     """Off-policy algorithm that trains on a dataset, with or without an environment."""
 
+    offline_steps: int
     offline_updates: int
     _metrics: MetricSums
     _loaded: tuple[str, OfflineDataset] | None

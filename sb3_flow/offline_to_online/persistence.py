@@ -14,6 +14,7 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.data.replay import Sampling, Storage
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
@@ -32,8 +33,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     horizon_length: int
     offline_dataset: OfflineDataset | str | None
     offline_fraction: float | None
-    sampling: str
-    storage: str
+    sampling: Sampling
+    storage: Storage
     random_streams: RandomStreams | None
     noise_seed: int | None
     """What the noise of deterministic decisions depends on besides the observation."""
@@ -96,7 +97,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))  # type: ignore[return-value]
 
     def _translate_old_names(self) -> None:
-        """What a file of other names says, unless ``load`` was told otherwise."""
+        """Read older names of arguments from a file, unless ``load`` was given these arguments."""
         state = vars(self)
         given = {name: state[name] for name in state.pop("_given_at_load", ())}
         translate(self.policy_kwargs, translate(state))
