@@ -221,7 +221,9 @@ class GenerativePolicy(ActingPolicy):
         return self.acting_actor.act(observation, noise)
 
     def _bound_critic(self, observation: PyTorchObs) -> Critic:
-        return self.critic.bind(observation, frozen=True)
+        critic: Any = self.critic
+        bound: Critic = critic.bind(observation, frozen=True)
+        return bound
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
