@@ -78,7 +78,7 @@ def test_best_of_n_picks_what_the_value_prefers():
     model = RQL("MlpPolicy", None, n_critics=2, policy_kwargs={"net_arch": [32, 32]}, offline_dataset=dataset, seed=0)
     candidates = th.rand(7, 5, 2) * 2 - 1
     observation = th.zeros(7, 1)
-    chosen = best_of_n(candidates, model.policy._critic_of(observation)(candidates), "mean")
+    chosen = best_of_n(candidates, model.policy._bound_critic(observation)(candidates), "mean")
     for b in range(7):
         q = th.stack(model.critic(observation[[b]].expand(5, 1), candidates[b])).mean(dim=0)
         th.testing.assert_close(chosen[b], candidates[b, q.argmax()])

@@ -613,7 +613,7 @@ def test_discrete_actions_are_refused_with_an_alternative():
         ({"horizon_length": 0}, "`horizon_length` must be at least 1, but 0"),
         ({"flow_steps": 0}, "`flow_steps` must be at least 1, but 0"),
         ({"expectile": 1.0}, r"`expectile` must be in \(0, 1\), but 1.0"),
-        ({"objective": "sac"}, "`objective` must be 'rql' or 'bc', but 'sac'"),
+        ({"objective": "sac"}, "`objective` must be one of 'rql', 'bc', but 'sac'"),
         ({"acting_mode": "mean"}, "`acting_mode` must be one of .* but 'mean'"),
         ({"offline_steps": 5}, "`offline_steps=5` needs `offline_dataset`"),
         ({"offline_steps": -1}, "`offline_steps` must be at least 0, but -1"),

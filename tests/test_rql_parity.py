@@ -118,7 +118,7 @@ def reference_terms(model, batch, draws):
 
 def our_terms(model, batch, draws):
     tensors = {name: th.as_tensor(value, dtype=th.float32) for name, value in draws.items()}
-    velocity, value = model.actor.velocity(batch.observations), model.critic.value(batch.observations)
+    velocity, value = model.actor.velocity(batch.observations), model.critic.bind(batch.observations)
     with th.no_grad():
         target = model.td_target(batch, tensors["next_noise"])
     value_loss, _ = model.value_loss(value, velocity, batch, target, tensors["depth"])
@@ -177,7 +177,7 @@ def test_value_gradient_reaches_the_actor_through_one_step_only(model, batch, dr
     """d L_Q / d u = -step * dV/dx: scaling the step scales the gradient, so no other path exists."""
     tensors = {name: th.as_tensor(value, dtype=th.float32) for name, value in draws.items()}
     u = th.randn(B, A, requires_grad=True)
-    value = model.critic.value(batch.observations)
+    value = model.critic.bind(batch.observations)
     loss, bc_loss = model.policy_loss(value, lambda x, t: u, batch, tensors["noise"], tensors["time"])
     (gradient,) = th.autograd.grad(loss - ALPHA * bc_loss, u)
     x_t = (1 - tensors["time"]) * tensors["noise"] + tensors["time"] * batch.actions

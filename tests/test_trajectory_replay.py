@@ -4,6 +4,7 @@ import copy
 import pickle
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -280,7 +281,6 @@ def test_device_storage_samples_the_same(rule):
 
 
 def test_normalisation_is_applied_when_sampling():
-    import gymnasium as gym
 
     venv = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]), clip_obs=5.0)
     venv.obs_rms.mean, venv.obs_rms.var = np.array([1.0, 2.0, 3.0]), np.array([4.0, 4.0, 4.0])
@@ -365,3 +365,70 @@ def test_too_short_trajectories_are_refused_and_nothing_changes():
     assert buffer.offline_dataset is dataset
     with pytest.warns(UserWarning, match="1 of 2 trajectories .* are shorter"):
         buffer.set_offline(dataset_of([8, 2]))
+
+
+class Derived(VecNormalize):
+    """Of another class, for which the buffer calls the methods of VecNormalize themselves."""
+
+
+def drawn_with(buffer, venv):
+    buffer.generator = th.Generator().manual_seed(1)
+    return buffer.sample(64, env=venv)
+
+
+@pytest.mark.parametrize("storage", ["cpu", "device"])
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_normalisation_has_the_bits_of_vec_normalize(is_dict, storage):
+    rng = np.random.default_rng(0)
+    image = spaces.Box(0, 255, (3,), np.uint8)
+    space = spaces.Dict({"a": OBS, "b": OBS, "c": image}) if is_dict else OBS
+
+    def observed(n):
+        normal, raw = rng.normal(2, 30, (2, n, 2)).astype(np.float32), rng.integers(0, 256, (n, 3), dtype=np.uint8)
+        return {"a": normal[0], "b": normal[1], "c": raw} if is_dict else normal[0]
+
+    class Env(gym.Env):
+        observation_space, action_space = space, ACT
+
+    venvs = [
+        normalizer(DummyVecEnv([Env]), clip_obs=1.5, clip_reward=2.0, norm_obs_keys=["b", "c"] if is_dict else None)
+        for normalizer in (VecNormalize, Derived)
+    ]
+    buffer = TrajectoryReplayBuffer(50, space, ACT, "cpu", horizon_length=2, gamma=GAMMA, storage=storage)
+    for step in range(50):
+        buffer.add(observed(1), observed(1), np.zeros((1, 1)), rng.normal(0, 9, 1), np.array([step % 10 == 9]), [{}])
+
+    def assert_same_bits():
+        drawn = [drawn_with(buffer, venv) for venv in (*venvs, None)]
+        for name, ours, theirs, raw in zip(drawn[0]._fields, *drawn, strict=True):
+            for key in ours if isinstance(ours, dict) else [None]:
+                ours_, theirs_, raw_ = (part if key is None else part[key] for part in (ours, theirs, raw))
+                assert ours_.dtype == theirs_.dtype and th.equal(ours_, theirs_), (name, key)
+                assert (name in ("observations", "next_observations", "rewards") and key != "a") != th.equal(ours_, raw_)
+
+    def change(what):
+        for venv in venvs:
+            what(venv)
+        assert_same_bits()
+
+    def statistics(venv):
+        return venv.obs_rms["b"] if is_dict else venv.obs_rms
+
+    def in_place(venv):
+        statistics(venv).mean[:] += 1
+
+    assert_same_bits()
+    seen, returns = observed(7), rng.normal(0, 3, 7)
+    change(lambda venv: statistics(venv).update(seen["b"] if is_dict else seen))
+    change(lambda venv: venv.ret_rms.update(returns))
+    change(in_place)
+    change(lambda venv: setattr(venv, "epsilon", 0.5))
+    change(lambda venv: setattr(venv, "clip_obs", 0.5))
+    change(lambda venv: setattr(venv, "clip_reward", 0.25))
+    buffer = pickle.loads(pickle.dumps(buffer))
+    assert_same_bits()
+    for name in ("norm_obs", "norm_reward"):
+        for venv in venvs:
+            setattr(venv, name, False)
+    raw, ours = (drawn_with(buffer, venv) for venv in (None, venvs[0]))
+    assert th.equal(raw.rewards, ours.rewards)

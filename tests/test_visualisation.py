@@ -47,7 +47,7 @@ def test_values_on_the_way():
     with th.no_grad():
         times, points = model.policy.flow_path(observation, noise)
         values = model.policy.path_values(observation, times, points)
-        expected = model.critic.value(observation.expand(3, -1))(points[1, 0], th.full((3, 1), 0.25))
+        expected = model.critic.bind(observation.expand(3, -1))(points[1, 0], th.full((3, 1), 0.25))
     assert th.allclose(values[:, 1, 0], expected.squeeze(-1), atol=1e-6)
     fmq = FMQ("MlpPolicy", PointEnv(), **SMALL).policy
     with th.no_grad():

@@ -2,11 +2,13 @@
 
 import os
 import warnings
+from typing import Literal, get_args
 
 from sb3_flow.common.checks import check_choice
 from sb3_flow.compiled import unavailable
 
-BACKENDS = ("auto", "torch", "native")
+Backend = Literal["auto", "torch", "native"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
 VARIABLE = "SB3_FLOW_BACKEND"
 """Environment variable that replaces "auto" in every model that is built."""
 

@@ -1,7 +1,7 @@
 """Replay buffer that samples windows of consecutive steps (action chunks) from offline and online trajectories."""
 
 import warnings
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch as th
@@ -11,13 +11,17 @@ from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_flow.common.checks import check_choice
 from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.dataset import OfflineDataset
+from sb3_flow.data.normalization import TensorNormalizer
 from sb3_flow.data.rows import Rows, StoredSteps
 from sb3_flow.data.samples import ChunkSamples
-from sb3_flow.data.table import TrajectoryTable
-from sb3_flow.data.trajectories import WINDOW_RULES, OnlineTrajectories, count_starts
+from sb3_flow.data.table import Sampling, TrajectoryTable
+from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_starts
 from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
+
+Storage = Literal["cpu", "device"]
 
 ACTION_MARGIN = 1e-5
 """Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
@@ -68,9 +72,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         horizon_length: int = 1,
         gamma: float = 0.99,
         offline_fraction: float | None = None,
-        sampling: str = "trajectory",
-        window_rule: str = "rql",
-        storage: str = "cpu",
+        sampling: Sampling = "trajectory",
+        window_rule: WindowRule = "rql",
+        storage: Storage = "cpu",
     ) -> None:
         # Not ReplayBuffer's own constructor: it cannot allocate Dict observations
         super(ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
@@ -80,13 +84,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             raise ValueError(f"`horizon_length` must be at least 1, but {horizon_length} was given.")
         if offline_fraction is not None and not 0.0 <= offline_fraction <= 1.0:
             raise ValueError(f"`offline_fraction` must be None or in [0, 1], but {offline_fraction} was given.")
-        for name, value, known in (
-            ("sampling", sampling, ("trajectory", "transition")),
-            ("window_rule", window_rule, WINDOW_RULES),
-            ("storage", storage, ("cpu", "device")),
-        ):
-            if value not in known:
-                raise ValueError(f"`{name}` must be one of {known}, but {value!r} was given.")
+        check_choice(get_args(Sampling), sampling=sampling)
+        check_choice(get_args(WindowRule), window_rule=window_rule)
+        check_choice(get_args(Storage), storage=storage)
         if optimize_memory_usage and window_rule == "q_chunking":
             raise ValueError("`optimize_memory_usage=True` drops the next observations that `window_rule='q_chunking'` needs.")
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -147,6 +147,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
         online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
         self._stored = StoredSteps(online, self.buffer_size, self.n_envs)
+        self._normalizer = TensorNormalizer(self.storage_device)
         self._build_table(np.zeros((0, 5), dtype=np.int64))
 
     def _build_table(self, offline: np.ndarray) -> None:
@@ -156,7 +157,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        tensors = ("_stored", "_table", "_table_tensors", "_drawn_from")
+        tensors = ("_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from")
         drop = ("offline_dataset", "generator", *tensors)
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
@@ -263,7 +264,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     # --------------------------------------------------------------- sampling
 
     def _sources(self) -> list[Starts]:
-        """What can be sampled now: offline before online, empty ones left out; one of all if no share is asked for."""
+        """List the sources that can be sampled now: offline before online, or both together if no share is given."""
         table, offline = self._table, self._table.n_offline > 0
         changed = table.update(self.terminated)
         if changed:
@@ -280,11 +281,13 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
-        """:return: whether there is any window yet; the first ``horizon_length`` online steps hold none"""
+        """Say whether there is any window yet; the first ``horizon_length`` online steps hold none."""
         return len(self._sources()) > 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
+        Draw windows.
+
         :param batch_size: number of windows B
         :param env: normalise observations and rewards with these statistics, as SB3's buffers do
         :return: the windows, on ``device``
@@ -308,7 +311,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def offline_windows(self, starts: np.ndarray, env: VecNormalize | None = None) -> ChunkSamples:
         """
-        The windows that start at given rows of the offline dataset, e.g. to evaluate on fixed ones.
+        Gather the windows that start at given rows of the offline dataset, e.g. to evaluate on the same windows.
 
         :param starts: dataset rows, shape ``(B,)``
         :param env: normalise with these statistics
@@ -328,7 +331,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             select(shape, ahead) for shape in shapes_of_windows(h, self.action_dim, self.gamma, start.device)
         )
         rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
-        rewards = self._normalized_rewards(stored.read("rewards", rows), env)
+        rewards = stored.read("rewards", rows)
         continues = 1.0 - stored.read("terminated", rows)
         next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
         if self.window_rule == "rql":
@@ -337,10 +340,17 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
             bootstrap = continues.prod(dim=1, keepdim=True)
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
+        observations = stored.read("observations", rows.first())
+        if env is not None:
+            normalizer = self._normalizer
+            rewards = normalizer.rewards(rewards, env)
+            observations, next_observations = (
+                normalizer.observations(part, env) for part in (observations, next_observations)
+            )
         data = ChunkSamples(
-            observations=self._normalized(stored.read("observations", rows.first()), env),
+            observations=observations,
             actions=stored.read("actions", rows).flatten(1),
-            next_observations=self._normalized(next_observations, env),
+            next_observations=next_observations,
             rewards=(rewards * weights).sum(dim=1, keepdim=True).float(),
             discounts=self.gamma**h * bootstrap,
             valid=(ahead[:, None] >= h - 1).float(),
@@ -349,14 +359,3 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.device == self.storage_device:
             return data
         return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
-
-    def _normalized(self, observations: Any, env: VecNormalize | None) -> Any:
-        if env is None:
-            return observations
-        arrays = map_arrays(lambda value: value.cpu().numpy(), observations)
-        return self._tensors(self._normalize_obs(arrays, env))
-
-    def _normalized_rewards(self, rewards: th.Tensor, env: VecNormalize | None) -> th.Tensor:
-        if env is None:
-            return rewards
-        return th.as_tensor(self._normalize_reward(rewards.cpu().numpy(), env), device=rewards.device)

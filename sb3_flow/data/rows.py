@@ -27,7 +27,7 @@ class Places(NamedTuple):
     online: th.Tensor | None
 
     def first(self) -> "Places":
-        """:return: the first of each window's places, ``(B, h)`` before and ``(B,)`` after"""
+        """Give the first of each window's places, ``(B, h)`` before and ``(B,)`` after."""
         return Places(*(None if part is None else part[:, 0] for part in self))
 
 
@@ -47,6 +47,8 @@ class StoredSteps:
 
     def places(self, column: th.Tensor, step: th.Tensor, n_online: int) -> Places:
         """
+        Find the rows of steps.
+
         :param column: environment, -1 for offline steps
         :param step: dataset row or absolute number, of a shape that ``column`` broadcasts to
         :param n_online: online steps so far (per environment)
@@ -58,12 +60,12 @@ class StoredSteps:
             online = online * self._n_envs + column
         if self.offline is None:
             return Places(None, None, online)
-        # the steps of one kind, read as those of the other, give any row that there is
+        # a step of either kind is read from the other source as well, from any row that exists, and then left out
         in_ring = online.clamp(0, self._buffer_size * self._n_envs - 1)
         return Places(column < 0, step.clamp(max=len(self.offline.rewards) - 1), in_ring)
 
     def read(self, name: str, places: Places) -> Any:
-        """:return: the field of ``Rows`` with this name, at these places"""
+        """Read the field of ``Rows`` with this name at these places."""
         is_offline, offline_rows, online_rows = places
 
         def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
@@ -78,7 +80,7 @@ class StoredSteps:
         return map_arrays(take, getattr(self.online, name), getattr(self.offline, name, None))
 
     def true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
-        """Where a window reaches its trajectory's end, the observation after it is not a stored row."""
+        """Replace next observations of windows that reach their trajectory's end: no stored row has these."""
         column, trajectory, last, _ = windows
         online_rows = (last % self._buffer_size) * self._n_envs + column.clamp(min=0)
 

@@ -1,4 +1,4 @@
-"""What the replay buffer hands to a gradient update."""
+"""The batches that the replay buffer gives to gradient updates."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class ChunkSamples(NamedTuple):
 
     @classmethod
     def from_transitions(cls, samples: ReplayBufferSamples, gamma: float) -> "ChunkSamples":
-        """:return: the samples of a stock SB3 buffer as windows of one step (n-step returns included)"""
+        """Turn samples of a stock SB3 buffer into windows of one step (n-step returns included)."""
         discounts = gamma if samples.discounts is None else samples.discounts
         return cls(
             samples.observations,

@@ -1,10 +1,12 @@
 """The table of trajectories that windows are drawn from, kept up to date at a cost that does not grow with their number."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sb3_flow.data.trajectories import OnlineTrajectories, count_starts
+from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_starts
+
+Sampling = Literal["trajectory", "transition"]
 
 FIRST, LAST, COLUMN, TRAJECTORY, N_STARTS = range(5)
 """
@@ -38,10 +40,10 @@ class TrajectoryTable:
     :param offline: rows of the offline trajectories, shape ``(n, 5)``
     :param online: the online trajectories, which :meth:`update` follows
     :param horizon_length: steps of a window
-    :param window_rule: one of ``WINDOW_RULES``
+    :param window_rule: ``"rql"`` or ``"q_chunking"``
     """
 
-    def __init__(self, offline: np.ndarray, online: OnlineTrajectories, horizon_length: int, window_rule: str) -> None:
+    def __init__(self, offline: np.ndarray, online: OnlineTrajectories, horizon_length: int, window_rule: WindowRule) -> None:
         self.n_offline = len(offline)
         # closed online ones lie before the tail, and those of which every step is stored not before the head
         self._head = self._tail = len(offline)
@@ -77,8 +79,10 @@ class TrajectoryTable:
         self._write_edge(self._leave_out_overwritten())
         return True
 
-    def select(self, offline: bool, online: bool, sampling: str) -> Selection:
+    def select(self, offline: bool, online: bool, sampling: Sampling) -> Selection:
         """
+        Select rows to draw from.
+
         :param offline: whether offline trajectories can be drawn
         :param online: whether online ones can
         :param sampling: ``"trajectory"`` counts rows, ``"transition"`` starts
@@ -99,7 +103,7 @@ class TrajectoryTable:
         return Selection(n_rows, begin, stop - int(shifts[-1]), gaps - shifts[:-1], shifts)
 
     def _leave_out_overwritten(self) -> np.ndarray:
-        """:return: for each environment that has any, the row of its oldest closed trajectory not overwritten as a whole"""
+        """Find, for each environment that has any, the row of the oldest closed trajectory that is not wholly overwritten."""
         oldest = self._online.oldest
         while self._head < self._tail and self.rows[self._head, FIRST] < oldest:
             self._head += 1

@@ -1,11 +1,15 @@
 """Book-keeping of online trajectories, and which steps of a trajectory may start windows. Stored arrays are not seen here."""
 
+from typing import Literal
+
 import numpy as np
 
-WINDOW_RULES = ("rql", "q_chunking")
+WindowRule = Literal["rql", "q_chunking"]
 
 
-def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: str) -> np.ndarray:
+def count_starts(
+    length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: WindowRule
+) -> np.ndarray:
     """
     Count the steps of trajectories that windows may start at, from the first on.
 
@@ -18,7 +22,7 @@ def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon
     :param ends_terminated: whether the last step is a true terminal, of trajectories that ended as the task has it
         (terminated or truncated); None of those that are running or were cut
     :param horizon_length: steps of a window
-    :param window_rule: one of ``WINDOW_RULES``
+    :param window_rule: ``"rql"`` or ``"q_chunking"``
     :return: the counts, 0 or below where there is no window
     """
     if ends_terminated is None:

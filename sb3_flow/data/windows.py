@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import torch as th
 
-from sb3_flow.data.table import Selection, TrajectoryTable
+from sb3_flow.data.table import Sampling, Selection, TrajectoryTable
 
 SHUFFLED_AS_A_WHOLE = 64
 """Up to this many times the numbers that are drawn, a whole permutation costs less (``distinct``; measured on a CPU)."""
 
 
 class Windows(NamedTuple):
-    """Where the windows of a batch lie, each of shape ``(B,)``; see ``TrajectoryTable``."""
+    """Places of the windows of a batch, each of shape ``(B,)``; see ``TrajectoryTable``."""
 
     column: th.Tensor
     trajectory: th.Tensor
@@ -30,8 +30,8 @@ class Starts(NamedTuple):
     gaps: th.Tensor | None
     shifts: th.Tensor | None
 
-    def draw(self, n: int, sampling: str, generator: th.Generator | None) -> Windows:
-        """:return: n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made"""
+    def draw(self, n: int, sampling: Sampling, generator: th.Generator | None) -> Windows:
+        """Draw n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made."""
         device = self.rows.device
         if sampling == "transition":
             return self.by_start(th.randint(self.total, (n,), generator=generator, device=device))
@@ -42,7 +42,11 @@ class Starts(NamedTuple):
         return self.by_trajectory(index, th.rand(n, generator=generator, device=device, dtype=th.float64))
 
     def by_start(self, number: th.Tensor) -> Windows:
-        """:param number: of each window's start among all starts, below ``total``"""
+        """
+        Find windows by their starts.
+
+        :param number: of each window's start among all starts, below ``total``
+        """
         number = self._with_gaps(number)
         index = th.searchsorted(self.starts_before[1:], number, right=True)
         first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
@@ -50,6 +54,8 @@ class Starts(NamedTuple):
 
     def by_trajectory(self, index: th.Tensor, uniform: th.Tensor) -> Windows:
         """
+        Find windows by their trajectories.
+
         :param index: number of each window's trajectory, below ``total``
         :param uniform: where in the trajectory it starts, in [0, 1)
         """
@@ -89,7 +95,7 @@ class TableTensors:
         self._starts_before[begin + 1 : end + 1].copy_(starts_before[begin + 1 : end + 1])
 
     def starts(self, selection: Selection) -> Starts:
-        """:return: the selection in tensors"""
+        """Bring a selection into tensors."""
         n_rows, begin, total, gaps, shifts = selection
         rows, starts_before = self._rows[:n_rows], self._starts_before[: n_rows + 1]
         if len(gaps) == 0:

@@ -1,6 +1,6 @@
 """Flow Map Q-Guidance (FMQ), C. Ziakas, A. Russo, A. J. Bose, arXiv 2605.12416."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -8,13 +8,26 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset
+from sb3_flow.data.replay import Sampling, Storage
 from sb3_flow.flow import AverageVelocity, action_gradient, aggregate_q, effective_radius, q_guided_projection
-from sb3_flow.fmq.policies import ActionValue, CnnPolicy, FlowMapActor, FlowMapPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.flow.guidance import Aggregation
+from sb3_flow.fmq.policies import (
+    ActionValue,
+    CnnPolicy,
+    Distillation,
+    FlowMapActor,
+    FlowMapPolicy,
+    LsdGradient,
+    MlpPolicy,
+    MultiInputPolicy,
+)
 from sb3_flow.losses import regression_loss
+from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.moving_average import MovingAverage
+from sb3_flow.offline_to_online.options import arguments_in
 
 
 class FMQ(OfflineToOnlineAlgorithm):
@@ -76,12 +89,29 @@ class FMQ(OfflineToOnlineAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
+    policy_arguments = (
+        *("execution_horizon", "n_candidates", "n_sampling_steps", "distillation"),
+        *("lsd_gradient", "warmup_steps", "anneal_end_step"),
+    )
     window_rule = "q_chunking"
     policy: FlowMapPolicy
     actor: FlowMapActor
     anchor: FlowMapActor
     critic: ActionValue
     critic_target: ActionValue
+    n_candidates: int
+    q_aggregation: Literal["mean", "min"]
+    online_rule: Literal["fmq", "bc"]
+    eta: float
+    adaptive_radius: bool
+    beta: float
+    radius: Literal["released", "published"]
+    guidance_critic: Aggregation
+    guidance_at: Literal["anchor", "actor"]
+    normalize_gradient: bool
+    distillation_weight: float
+    diagonal_weight: float
+    reanchor_every: int | None
 
     def __init__(
         self,
@@ -103,31 +133,31 @@ class FMQ(OfflineToOnlineAlgorithm):
         horizon_length: int = 1,
         execution_horizon: int | None = None,
         n_candidates: int = 32,
-        q_aggregation: str = "mean",
-        distillation: str = "mf",
-        lsd_gradient: str = "jump",
+        q_aggregation: Literal["mean", "min"] = "mean",
+        distillation: Distillation = "mf",
+        lsd_gradient: LsdGradient = "jump",
         warmup_steps: int = 5_000,
         anneal_end_step: int = 50_000,
-        online_rule: str = "fmq",
+        online_rule: Literal["fmq", "bc"] = "fmq",
         eta: float = 0.5,
         adaptive_radius: bool = True,
         beta: float = 0.3,
-        radius: str = "released",
-        guidance_critic: str = "first",
-        guidance_at: str = "anchor",
+        radius: Literal["released", "published"] = "released",
+        guidance_critic: Aggregation = "first",
+        guidance_at: Literal["anchor", "actor"] = "anchor",
         normalize_gradient: bool = True,
         distillation_weight: float = 0.0,
         diagonal_weight: float = 0.0,
         reanchor_every: int | None = None,
-        acting_mode: str = "best_of_n",
+        acting_mode: ActingMode = "best_of_n",
         n_sampling_steps: int = 1,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
         offline_fraction: float | None = None,
-        sampling: str = "transition",
-        storage: str = "cpu",
-        backend: str = "auto",
+        sampling: Sampling = "transition",
+        storage: Storage = "cpu",
+        backend: Backend = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -136,59 +166,8 @@ class FMQ(OfflineToOnlineAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        self.execution_horizon = execution_horizon
-        self.n_candidates = n_candidates
-        self.q_aggregation = q_aggregation
-        self.distillation = distillation
-        self.lsd_gradient = lsd_gradient
-        self.warmup_steps = warmup_steps
-        self.anneal_end_step = anneal_end_step
-        self.online_rule = online_rule
-        self.eta = eta
-        self.adaptive_radius = adaptive_radius
-        self.beta = beta
-        self.radius = radius
-        self.guidance_critic = guidance_critic
-        self.guidance_at = guidance_at
-        self.normalize_gradient = normalize_gradient
-        self.distillation_weight = distillation_weight
-        self.diagonal_weight = diagonal_weight
-        self.reanchor_every = reanchor_every
-        self.n_sampling_steps = n_sampling_steps
         self.anchored_at = 0  # offline updates of the actor that is the anchor
-        super().__init__(
-            policy,
-            env,
-            learning_rate,
-            buffer_size,
-            learning_starts,
-            batch_size,
-            tau,
-            gamma,
-            train_freq,
-            gradient_steps,
-            action_noise,
-            replay_buffer_class,
-            replay_buffer_kwargs,
-            optimize_memory_usage,
-            n_steps,
-            horizon_length=horizon_length,
-            offline_dataset=offline_dataset,
-            offline_steps=offline_steps,
-            offline_fraction=offline_fraction,
-            sampling=sampling,
-            storage=storage,
-            acting_mode=acting_mode,
-            search=search,
-            backend=backend,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
+        super().__init__(**arguments_in(locals()))
 
     # ------------------------------------------------------------------ the maths
 
@@ -206,9 +185,11 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
         """
+        Mean squared error of the critics; windows that stick out of their trajectory count as zeros.
+
         :param q_values: Q_j(s, a) of the data chunks, shape ``(K, B)``
         :param target: y, shape ``(B, 1)``
-        :return: mean squared error over critics and batch; windows that stick out of their trajectory count as zeros
+        :return: L_Q, scalar
         """
         return (batch.valid * (q_values.mT - target).square()).mean()
 
@@ -216,7 +197,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self, batch: ChunkSamples, a_r: th.Tensor, r: th.Tensor, u: th.Tensor
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
-        u* = u^off + eta_eff g / ||g||, what the actor's velocity is regressed on (Eqs. 11 and 13).
+        u* = u^off + eta_eff g / ||g||, the target of the actor's velocity (Eqs. 11 and 13).
 
         :param a_r: points at flow time r, shape ``(B, A)``
         :param r: shape ``(B, 1)``
@@ -227,10 +208,10 @@ class FMQ(OfflineToOnlineAlgorithm):
             u_off = self.anchor.velocity(batch.observations)(a_r, r, th.ones_like(r))
             u_at = u_off if self.guidance_at == "anchor" else u.detach()
             a = (a_r + (1 - r) * u_at).clamp(-1, 1)
-            q_values, g = action_gradient(self.critic.bind(batch.observations, frozen=True), a, self.guidance_critic)  # type: ignore[arg-type]
+            q_values, g = action_gradient(self.critic.bind(batch.observations, frozen=True), a, self.guidance_critic)
             eta: float | th.Tensor = self.eta
             if self.adaptive_radius:
-                eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius)  # type: ignore[arg-type]
+                eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius)
             if self.normalize_gradient:
                 target = q_guided_projection(u_off, g, eta)
             else:
@@ -261,7 +242,11 @@ class FMQ(OfflineToOnlineAlgorithm):
     def actor_loss(
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
-        """:return: imitation offline, guidance online; and its parts"""
+        """
+        L_actor: imitation offline (Eqs. 3-6), guidance online (Eq. 12).
+
+        :return: the loss and its parts, scalars
+        """
         if not self.guided:
             parts = self.policy.behaviour_loss(velocity, batch, generator)
             return parts["diagonal_loss"] + parts["distillation_loss"], parts
@@ -285,13 +270,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         q_values = self.critic.bind(batch.observations)(batch.actions)
         critic_loss = self.critic_loss(q_values, batch, target)
         actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, generator)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        (critic_loss + actor_loss).backward()
-        # The target follows the weights before this step, as in the released implementation
-        self._critic_average.step(self.tau)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.descend(critic_loss + actor_loss)
         gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]
         return {
             "target_mean": target.mean(),
@@ -306,11 +285,11 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     @property
     def guided(self) -> bool:
-        """Whether updates are guided by the critic now: online, with that rule."""
+        """Say whether the critic guides updates now: online, with that rule."""
         return self.online_rule == "fmq" and not self.is_offline
 
     @property
-    def _aggregation(self) -> Any:
+    def _aggregation(self) -> Aggregation:
         return self.q_aggregation if self.is_offline or self.online_rule == "bc" else "min"
 
     def _start_online(self) -> None:
@@ -331,17 +310,6 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     # ------------------------------------------------------------------- plumbing
 
-    @property
-    def optimizers(self) -> list[th.optim.Optimizer]:
-        return [self.actor.optimizer, self.critic.optimizer]
-
-    def _policy_arguments(self) -> dict[str, Any]:
-        names = (
-            *("execution_horizon", "n_candidates", "n_sampling_steps", "distillation"),
-            *("lsd_gradient", "warmup_steps", "anneal_end_step"),
-        )
-        return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
-
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, n_candidates=self.n_candidates)
@@ -350,16 +318,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         weights = {name: getattr(self, name) for name in ("eta", "beta", "distillation_weight", "diagonal_weight")}
         check_minimum(0.0, **weights)
         check_number(**weights)
-        for name, known in (
-            ("adaptive_radius", (True, False)),
-            ("normalize_gradient", (True, False)),
-            ("online_rule", ("fmq", "bc")),
-            ("q_aggregation", ("mean", "min")),
-            ("radius", ("released", "published")),
-            ("guidance_critic", ("first", "min", "mean")),
-            ("guidance_at", ("anchor", "actor")),
-        ):
-            check_choice(known, **{name: getattr(self, name)})
+        check_choice((True, False), adaptive_radius=self.adaptive_radius, normalize_gradient=self.normalize_gradient)
         constant = None if self.adaptive_radius else "`adaptive_radius` is False: the radius is `eta`"
         released = 'the adaptive radius of `radius="released"` has 1 in its place; `radius="published"` has `eta`'
         eta = released if self.adaptive_radius and self.radius == "released" else None
@@ -369,12 +328,3 @@ class FMQ(OfflineToOnlineAlgorithm):
         super()._setup_model()
         if self.policy.n_critics == 0:
             raise ValueError("`n_critics` must be at least 1 for FMQ, but 0 was given: `learn_behaviour` needs no critic.")
-        self.actor, self.anchor = self.policy.actor, self.policy.anchor
-        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
-        self._critic_average = MovingAverage(self.critic, self.critic_target)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "actor", "anchor", "critic", "critic_target", "_critic_average"]
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return ["policy", "actor.optimizer", "critic.optimizer"], []

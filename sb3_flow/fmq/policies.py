@@ -1,23 +1,30 @@
 """FlowMapPolicy: acts in one evaluation of its network; alone, as the best of several, or searching with the critic."""
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
 
-from sb3_flow.common.checks import check_choice, check_known, check_whole, warn_without_effect
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.flow import AverageVelocity, Critic, FlowMapNetwork, flow_map_sample, jump, sample_r_t
+from sb3_flow.flow import AverageVelocity, FlowMapNetwork, TanhGELU, flow_map_sample, jump, sample_r_t
+from sb3_flow.flow.guidance import Aggregation
 from sb3_flow.losses import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss
+from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import GenerativeActor
-from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
+from sb3_flow.offline_to_online.options import arguments_in
 from sb3_flow.offline_to_online.spaces import channels_first
+from sb3_flow.offline_to_online.values import ActionValue
 
-DISTILLATIONS = ("mf", "lsd", "psd")
+Distillation = Literal["mf", "lsd", "psd"]
+LsdGradient = Literal["jump", "diagonal"]
 N_PATH_POINTS = 11
 """Flow times of :meth:`FlowMapPolicy.flow_path`."""
 
@@ -43,6 +50,8 @@ class FlowMapActor(GenerativeActor):
 
     def velocity(self, observation: PyTorchObs, candidates: bool = False, n_candidates: int | None = None) -> AverageVelocity:
         """
+        Close the average velocity over observations.
+
         :param observation: B observations
         :param candidates: several points for every observation
         :param n_candidates: how many, if they are as many in all calls
@@ -53,39 +62,15 @@ class FlowMapActor(GenerativeActor):
 
     def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int = 1) -> th.Tensor:
         """
+        Turn noise into actions.
+
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
         :param steps: equal jumps from noise to action
         :return: actions in [-1, 1], shape ``(B, n, A)``
         """
-        return flow_map_sample(self.velocity(observation, candidates=True, n_candidates=noise.shape[1]), noise, steps).clamp(
-            -1, 1
-        )
-
-
-class ActionValue(EnsembleValue):
-    """Q-functions Q_k(s, a) of action chunks. The arguments are those of ``EnsembleValue``."""
-
-    def bind(self, observation: PyTorchObs, frozen: bool = False) -> Critic:
-        """
-        :param observation: B observations
-        :param frozen: gradients reach actions only
-        :return: ``critic(a) -> Q_k``: for a of shape ``(B, A)`` values of shape ``(K, B)``, for ``(B, n, A)`` ``(K, B, n)``
-        """
-        features = self.features(observation)
-        features, ensemble = features.detach() if frozen else features, self.ensemble.bind()
-
-        def critic(actions: th.Tensor) -> th.Tensor:
-            rows = actions.shape[:-1]
-            own = features if actions.dim() == 2 else features.unsqueeze(1).expand(*rows, -1)
-            inputs = th.cat([own, actions], dim=-1).flatten(0, -2)
-            return ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
-
-        return critic
-
-    def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """:return: the members' Q(s, a), as SB3's critics: one tensor of shape ``(B, 1)`` each"""
-        return tuple(self.bind(observation)(actions).unsqueeze(-1))
+        velocity = self.velocity(observation, candidates=True, n_candidates=noise.shape[1])
+        return flow_map_sample(velocity, noise, steps).clamp(-1, 1)
 
 
 class FlowMapPolicy(GenerativePolicy):
@@ -114,8 +99,14 @@ class FlowMapPolicy(GenerativePolicy):
 
     actor_class = FlowMapActor
     critic_class = ActionValue
+    actor_arguments = ("fourier_dim",)
     actor: FlowMapActor
     critic: ActionValue
+    n_sampling_steps: int
+    distillation: Distillation
+    lsd_gradient: LsdGradient
+    warmup_steps: int
+    anneal_end_step: int
     n_steps: th.Tensor
 
     def __init__(
@@ -126,61 +117,49 @@ class FlowMapPolicy(GenerativePolicy):
         horizon_length: int = 1,
         n_critics: int = 2,
         n_candidates: int = 32,
-        acting_mode: str | None = None,
+        acting_mode: ActingMode | None = None,
         n_sampling_steps: int = 1,
-        q_aggregation: str = "min",
+        q_aggregation: Aggregation = "min",
         fourier_dim: int = 64,
-        distillation: str = "mf",
-        lsd_gradient: str = "jump",
+        distillation: Distillation = "mf",
+        lsd_gradient: LsdGradient = "jump",
         warmup_steps: int = 5_000,
         anneal_end_step: int = 50_000,
-        **kwargs: Any,
+        search: dict[str, Any] | None = None,
+        noise_seed: int | None = None,
+        execution_horizon: int | None = None,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = TanhGELU,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = False,
+        backend: Backend = "auto",
     ) -> None:
-        check_known(type(self), kwargs)
         if acting_mode is None:
             acting_mode = "best_of_n" if n_critics else "sample"
-        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
-        check_choice(DISTILLATIONS, distillation=distillation)
-        check_choice(("min", "mean", "first"), q_aggregation=q_aggregation)
-        check_choice(("jump", "diagonal"), lsd_gradient=lsd_gradient)
-        check_whole(0, warmup_steps=warmup_steps, anneal_end_step=anneal_end_step)
-        check_whole(1, n_sampling_steps=n_sampling_steps)
-        self.fourier_dim = fourier_dim
-        self.q_aggregation = q_aggregation
-        self.distillation = distillation
-        self.lsd_gradient = lsd_gradient
-        unused = None if distillation == "lsd" else f'`distillation` is "{distillation}", not "lsd"'
+        super().__init__(**arguments_in(locals()))
+
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        check_whole(0, warmup_steps=self.warmup_steps, anneal_end_step=self.anneal_end_step)
+        check_whole(1, n_sampling_steps=self.n_sampling_steps)
+        unused = None if self.distillation == "lsd" else f'`distillation` is "{self.distillation}", not "lsd"'
         warn_without_effect(self, lsd_gradient=unused)
-        self.warmup_steps = warmup_steps
-        self.anneal_end_step = anneal_end_step
-        self.n_sampling_steps = n_sampling_steps
-        self._build(lr_schedule)
-        if n_critics:
-            self.anchor: FlowMapActor = self._frozen_actor()
-        self.set_backend(self.backend)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if self.n_critics:
+            self.anchor: FlowMapActor = self._frozen_copy_of_actor()
         # a tensor: an update is a function of tensors
         self.register_buffer("n_steps", th.zeros(()))
 
-    def _actor_arguments(self) -> dict[str, Any]:
-        return {"fourier_dim": self.fourier_dim}
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        names = (
-            *("n_sampling_steps", "q_aggregation", "fourier_dim", "distillation", "lsd_gradient", "warmup_steps"),
-            "anneal_end_step",
-        )
-        return {**super()._get_constructor_parameters(), **{name: getattr(self, name) for name in names}}
-
     # ------------------------------------------------------------------- acting
 
-    steps_of_a_jump = 1
-
     @property
-    def acting_actor(self) -> FlowMapActor:
-        return self.actor
-
-    @property
-    def steps_of_a_sample(self) -> int:  # type: ignore[override]
+    def steps_of_a_sample(self) -> int:
         return self.n_sampling_steps
 
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
@@ -189,17 +168,14 @@ class FlowMapPolicy(GenerativePolicy):
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.actor.velocity(observation, candidates=True)
 
-    def _critic_of(self, observation: PyTorchObs) -> Critic:
-        return self.critic.bind(observation, frozen=True)
-
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
-        """:return: best of n fresh samples (the only one without a critic), as the online phase collects data"""
+        """Decide the best of n fresh samples (a single sample without a critic), as the online phase collects data."""
         noise = self.actor.noise(observation, self.exploration_generator)
         n_candidates = self.n_candidates if self.n_critics else 1
         return self.best_of(observation, self.actor.act(observation, noise(n_candidates)))
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Every point by one jump from the noise, X_{0,t}(a_0)."""
+        """Reach every point by one jump from the noise, X_{0,t}(a_0)."""
         velocity = self.actor.velocity(observation, candidates=True)
         times = th.linspace(0, 1, N_PATH_POINTS, device=noise.device)
         start = th.zeros_like(noise[..., :1])
@@ -207,7 +183,7 @@ class FlowMapPolicy(GenerativePolicy):
         return times, th.stack([*points[:-1], points[-1].clamp(-1, 1)])
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Q_k of the action that one jump from the point leads to."""
+        """Give Q_k of the action that one jump from the point leads to."""
         velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation)
         ends = th.ones_like(points[0, ..., :1])
         actions = [jump(velocity, a, ends * t, ends).clamp(-1, 1) for t, a in zip(times, points, strict=True)]
@@ -219,10 +195,10 @@ class FlowMapPolicy(GenerativePolicy):
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator | None
     ) -> dict[str, th.Tensor]:
         """
-        The loss that imitates data: flow matching on the diagonal (Eq. 3) and self-distillation off it (Eqs. 4-6), of weight
+        Imitate data: flow matching on the diagonal (Eq. 3) and self-distillation off it (Eqs. 4-6), of weight
         zero during warm-up. Each draws noise of its own.
 
-        :param velocity: the actor, closed over the batch's observations
+        :param velocity: the actor, bound to the batch's observations
         :param batch: windows of ``horizon_length`` steps
         :param generator: source of noise and times
         :return: ``diagonal_loss`` and ``distillation_loss``, scalars to be added
@@ -235,7 +211,7 @@ class FlowMapPolicy(GenerativePolicy):
         if self.distillation == "mf":
             distilled = eulerian_loss(velocity, actions, other_noise, r, t, mask)
         elif self.distillation == "lsd":
-            distilled = lagrangian_loss(velocity, actions, other_noise, r, t, mask, self.lsd_gradient)  # type: ignore[arg-type]
+            distilled = lagrangian_loss(velocity, actions, other_noise, r, t, mask, self.lsd_gradient)
         else:
             distilled = progressive_loss(velocity, actions, other_noise, r, t, gamma, mask)
         return {
@@ -300,14 +276,10 @@ MlpPolicy = FlowMapPolicy
 class CnnPolicy(FlowMapPolicy):
     """Flow map policy for image observations, see :class:`FlowMapPolicy`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
+    default_features_extractor = NatureCNN
 
 
 class MultiInputPolicy(FlowMapPolicy):
     """Flow map policy for Dict observations, see :class:`FlowMapPolicy`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
+    default_features_extractor = CombinedExtractor

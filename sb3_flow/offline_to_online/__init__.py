@@ -1,4 +1,4 @@
-"""What RQL and FMQ share: the base class, its phases, action chunks, generative policies, what is saved."""
+"""The base class of RQL and FMQ: two phases of training, action chunks, generative policies, saving."""
 
 from sb3_flow.offline_to_online.acting_comparison import compare_acting
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm

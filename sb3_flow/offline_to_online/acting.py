@@ -1,4 +1,4 @@
-"""How an action is found with a generative actor and a critic: one sample, the best of several, or a search."""
+"""The modes of acting of a generative actor and a critic: a sample, the best of several, or a search."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -7,6 +7,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_flow.common.checks import check_choice, check_number, check_whole
 from sb3_flow.flow import AverageVelocity, Critic, beam_search, best_of_n
+from sb3_flow.flow.guidance import Aggregation
 from sb3_flow.offline_to_online.actors import GenerativeActor, batch_size_of
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 
@@ -21,8 +22,8 @@ class ActingPolicy(ChunkedPolicy):
     =============  ====================================================================
     mode           an action is
     =============  ====================================================================
-    ``sample``     what the actor makes of Gaussian noise
-    ``zero``       what it makes of zeros
+    ``sample``     the actor's answer to Gaussian noise
+    ``zero``       the actor's answer to zeros
     ``best_of_n``  the best of ``n_candidates`` samples by the critics
     ``qgbs``       found by Q-guided beam search (arXiv 2605.12416, Algorithm 2)
     =============  ====================================================================
@@ -31,25 +32,32 @@ class ActingPolicy(ChunkedPolicy):
     ``noise_seed``: an observation has the same action at every call, beside whichever others, before and after a reload; over
     observations the noise is Gaussian, so that it is the same policy.
 
-    Subclasses give the actor that acts, its jumps and the critic.
+    Subclasses give the actor that acts and the critic; for ``qgbs`` the average velocity of the actor, too.
     """
 
     SEARCH: ClassVar[dict[str, Any]] = dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5, completion="diagonal")
     """Settings of Q-guided beam search (released)."""
     n_critics: int
     n_candidates: int
-    acting_mode: str
+    acting_mode: ActingMode
     search: dict[str, Any]
     """Settings of Q-guided beam search that differ."""
-    q_aggregation: str = "min"
-    steps_of_a_sample: int
-    steps_of_a_jump: int
-    """How often the actor's network is evaluated for a sample, and for the jumps of a search."""
+    q_aggregation: Aggregation = "min"
 
     @property
     def acting_actor(self) -> GenerativeActor:
         """The actor that ``predict`` uses."""
         raise NotImplementedError  # pragma: no cover
+
+    @property
+    def steps_of_a_sample(self) -> int:
+        """Evaluations of the actor's network for a sample."""
+        return 1
+
+    @property
+    def steps_of_a_jump(self) -> int:
+        """Evaluations of the actor's network for a jump of a search."""
+        return 1
 
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """
@@ -62,14 +70,24 @@ class ActingPolicy(ChunkedPolicy):
         raise NotImplementedError  # pragma: no cover
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
-        """:return: average velocity of the acting actor, for points of shape ``(B, n, A)``"""
+        """
+        Give the average velocity of the acting actor.
+
+        :param observation: B observations
+        :return: average velocity for points of shape ``(B, n, A)``
+        """
         raise NotImplementedError  # pragma: no cover
 
-    def _critic_of(self, observation: PyTorchObs) -> Critic:
-        """:return: Q_k of actions of shape ``(B, n, A)``, shape ``(K, B, n)``; gradients reach actions only"""
+    def _bound_critic(self, observation: PyTorchObs) -> Critic:
+        """
+        Close the critic over observations; gradients reach actions only.
+
+        :param observation: B observations
+        :return: Q_k of actions of shape ``(B, n, A)``, shape ``(K, B, n)``
+        """
         raise NotImplementedError  # pragma: no cover
 
-    def set_acting_mode(self, mode: str, **search: Any) -> None:
+    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
         """
         Choose how ``predict`` finds actions from now on.
 
@@ -124,10 +142,10 @@ class ActingPolicy(ChunkedPolicy):
             return self.best_of(observation, self.samples(observation, noise(self.n_candidates)))
         if self.acting_mode == "qgbs":
             settings: dict[str, Any] = {**self._search, "aggregation": self.q_aggregation}
-            return beam_search(self._average_velocity(observation), self._critic_of(observation), noise, **settings)
+            return beam_search(self._average_velocity(observation), self._bound_critic(observation), noise, **settings)
         return self.samples(observation, noise(1))[:, 0]
 
-    def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: str | None = None) -> th.Tensor:
+    def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: Aggregation | None = None) -> th.Tensor:
         """
         Choose among actions by the critics.
 
@@ -138,5 +156,5 @@ class ActingPolicy(ChunkedPolicy):
         """
         if candidates.shape[1] == 1:
             return candidates[:, 0]
-        q_values = self._critic_of(observation)(candidates)
-        return best_of_n(candidates, q_values, aggregation or self.q_aggregation)  # type: ignore[arg-type]
+        q_values = self._bound_critic(observation)(candidates)
+        return best_of_n(candidates, q_values, aggregation or self.q_aggregation)

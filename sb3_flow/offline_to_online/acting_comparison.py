@@ -20,7 +20,7 @@ TIMED = 30
 
 class ModeResult(NamedTuple):
     """
-    What a mode of acting earned.
+    Returns and cost of a mode of acting.
 
     :param returns: of the episodes
     :param mean_return: their mean and its 95 % interval
@@ -53,7 +53,7 @@ def compare_acting(
     :param deterministic: as for ``predict``; either way the modes are the same policies
     :param seed: of the environments, the same for every mode
     :param verbose: 0 to print nothing
-    :return: what each mode earned, the best first
+    :return: the result of each mode, the best first
     :raises ValueError: if there are not 2 episodes
     """
     check_minimum(2, n_episodes=n_episodes)

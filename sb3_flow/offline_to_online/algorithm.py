@@ -1,24 +1,25 @@
 """
 Base class of the algorithms that learn from a dataset first and from an environment afterwards.
 
-This module, ``offline_phase.py`` and ``persistence.py`` are the ones that override or call SB3's protected methods (checked
+This module, ``offline_phase.py``, ``online_phase.py`` and ``persistence.py`` override or call SB3's protected methods (checked
 with stable-baselines3 2.9.2): ``_setup_model, _setup_learn, _sample_action, _store_transition, _init_callback, _wrap_env,
-_update_learning_rate, _update_current_progress_remaining, _excluded_save_params``. ``tests/test_sb3_private_api.py`` names
-each of them.
+_update_learning_rate, _update_current_progress_remaining, _excluded_save_params, _get_torch_save_params``.
+``tests/test_sb3_private_api.py`` names each of them.
 """
 
+import inspect
 import warnings
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
+from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import (
     check_fraction,
     check_given_once,
@@ -30,21 +31,28 @@ from sb3_flow.common.checks import (
     naming_policy_arguments,
 )
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.offline_to_online.chunking import ChunkedPolicy, ChunkState, next_actions
+from sb3_flow.data.replay import Sampling, Storage
+from sb3_flow.data.trajectories import WindowRule
+from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
+from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
-from sb3_flow.offline_to_online.random_streams import RandomStreams
-from sb3_flow.offline_to_online.spaces import channels_first_space, same_but_for_bounds
+from sb3_flow.offline_to_online.online_phase import OnlinePhase
+from sb3_flow.offline_to_online.options import arguments_in, check_options, check_own
 
-SelfOfflineToOnline = TypeVar("SelfOfflineToOnline", bound="OfflineToOnlineAlgorithm")
+POLICY_ARGUMENTS = ("horizon_length", "acting_mode", "search", "backend")
+BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
+"""Names that the constructor shares with the policy's and with the replay buffer's."""
 
 
-class OfflineToOnlineAlgorithm(OfflinePhase):
+class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     """
     SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
 
-    A subclass gives ``update`` (one gradient step, tensors in and out), ``optimizers`` and ``_policy_arguments``.
+    A subclass has ``policy_aliases`` with its policy class, ``update`` (one gradient step, tensors in and out) and
+    ``policy_arguments``. Networks of the policy are attributes of the model, too (``model.actor``, ``model.critic``). How to
+    add an algorithm: ``docs/development/add_an_algorithm.md``.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, ...)
     :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given (the spaces come from it)
@@ -81,11 +89,13 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
+    :param own: arguments of a subclass's own, which become attributes
     """
 
-    policy: ChunkedPolicy
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
-    window_rule: ClassVar[str] = "rql"
+    policy_arguments: ClassVar[tuple[str, ...]] = ()
+    """Names of the algorithm's own arguments that its policy takes as well; they are given to either, once."""
+    window_rule: ClassVar[WindowRule] = "rql"
     """The rule of the replay buffer, see ``TrajectoryReplayBuffer``."""
 
     def __init__(
@@ -109,11 +119,11 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
         offline_fraction: float | None = None,
-        sampling: str = "trajectory",
-        storage: str = "cpu",
-        acting_mode: str = "sample",
+        sampling: Sampling = "trajectory",
+        storage: Storage = "cpu",
+        acting_mode: ActingMode = "sample",
         search: dict[str, Any] | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -121,50 +131,21 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
+        **own: Any,
     ) -> None:
-        super().__init__(
-            policy,
-            env,  # type: ignore[arg-type]
-            learning_rate,
-            buffer_size,
-            learning_starts,
-            batch_size,
-            tau,
-            gamma,
-            train_freq,
-            gradient_steps,
-            action_noise,
-            replay_buffer_class=replay_buffer_class,
-            replay_buffer_kwargs=replay_buffer_kwargs,
-            optimize_memory_usage=optimize_memory_usage,
-            n_steps=n_steps,
-            policy_kwargs=policy_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            verbose=verbose,
-            device=device,
-            seed=seed,
-            sde_support=False,
-            support_multi_env=True,
-        )
-        self.horizon_length = horizon_length
-        self.offline_dataset = offline_dataset
-        self.offline_steps = offline_steps
-        self.offline_fraction = offline_fraction
-        self.sampling = sampling
-        self.storage = storage
-        self.acting_mode = acting_mode
-        self.search = search
-        self.noise_seed: int | None = None
-        self.backend = backend
+        given = arguments_in(locals())
+        check_own(type(self), given.pop("own"))
+        given.pop("_init_setup_model")
+        of_sb3 = {name: given.pop(name) for name in inspect.signature(OffPolicyAlgorithm).parameters if name in given}
+        vars(self).update(own, **given)
+        super().__init__(**of_sb3, sde_support=False, support_multi_env=True)
+        self.noise_seed = None
         self.chosen_backend: str | None = None
-
         self.offline_updates = 0  # gradient steps made in offline phases
-        self.random_streams: RandomStreams | None = None
-        self._loaded: tuple[str, OfflineDataset] | None = None  # the last location that was loaded
+        self.random_streams = None
+        self._loaded = None
         self._metrics = MetricSums()
-        self._chunk_state: ChunkState | None = None  # chunks under way in the training environments
-        self._timesteps_aside = None
+        self._chunk_state = None
         self._stopped_offline = False
 
         if offline_steps > 0 and offline_dataset is None:
@@ -190,18 +171,29 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        """The optimisers that follow the learning rate schedule."""
-        raise NotImplementedError  # pragma: no cover
+        """The optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default all networks'."""
+        return [vars(network)["optimizer"] for network in self.policy.children() if "optimizer" in vars(network)]
 
-    def _start_online(self) -> None:
-        """Called when the online phase begins or goes on, before its first step."""
+    def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float]) -> None:
+        """
+        Make one step of the optimisers. The target of the critic, with the rate ``tau``, and the given averages follow the
+        weights before this step, as in the reference implementations.
 
-    def _policy_arguments(self) -> dict[str, Any]:
-        """Arguments of this algorithm that its policy needs as well; given once, here or in ``policy_kwargs``."""
-        names = ("horizon_length", "acting_mode", "search", "backend")
-        return {"noise_seed": self.noise_seed or 0, **{name: getattr(self, name) for name in names}}
+        :param loss: scalar
+        :param averages: moving averages with their rates
+        """
+        optimizers = self.optimizers
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for average, rate in averages:
+            average.step(rate)
+        if self._critic_average is not None:
+            self._critic_average.step(self.tau)
+        for optimizer in optimizers:
+            optimizer.step()
 
-    def set_acting_mode(self, mode: str, **search: Any) -> None:
+    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
         """
         Choose how ``predict`` finds actions from now on; saved with the model.
 
@@ -211,29 +203,6 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         policy: Any = self.policy
         policy.set_acting_mode(mode, **search)
         self.acting_mode, self.search = mode, policy.search
-
-    def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
-        if self.offline_dataset is None:
-            raise ValueError("`env=None` needs `offline_dataset`, from which the observation and action spaces are taken.")
-        dataset = self._load(self.offline_dataset)
-        self.observation_space = channels_first_space(dataset.observation_space)
-        self.action_space = dataset.action_space
-        self.n_envs = 1
-        if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
-            raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
-
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
-        """
-        Set the environment, see ``BaseAlgorithm.set_env``. A model that was built from a dataset without bounds takes over
-        the environment's bounds of observations.
-
-        :param env: The environment for learning a policy
-        :param force_reset: Force call to ``reset()`` before training
-        """
-        env = self._wrap_env(env, self.verbose)
-        if self.env is None and same_but_for_bounds(self.observation_space, env.observation_space):
-            self.observation_space = env.observation_space
-        super().set_env(env, force_reset)
 
     def _check_action_space(self) -> None:
         # AssertionError, as SB3 raises for action spaces an algorithm does not support
@@ -247,38 +216,48 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
     def _setup_model(self) -> None:
         self._translate_old_names()
         restored, noise_seed = self.random_streams, self.noise_seed
-        check_given_once(self, "policy_kwargs", self._policy_arguments(), loaded=restored is not None)
+        policy_names = (*POLICY_ARGUMENTS, *self.policy_arguments)
+        check_given_once(self, "policy_kwargs", policy_names, loaded=restored is not None)
         self._check_arguments()
-        user_policy_kwargs, user_buffer_kwargs = self.policy_kwargs, self.replay_buffer_kwargs
         if self.replay_buffer_class is None and self.n_steps == 1:
             self.replay_buffer_class = TrajectoryReplayBuffer
-        if self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
-            names = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
-            check_given_once(self, "replay_buffer_kwargs", names, loaded=restored is not None)
-            user_buffer_kwargs = self.replay_buffer_kwargs
-            derived = {**{name: getattr(self, name) for name in names}, "window_rule": self.window_rule}
-            self.replay_buffer_kwargs = {**derived, **user_buffer_kwargs}
-        self.policy_kwargs = {**self._policy_arguments(), **user_policy_kwargs}
+        has_own_buffer = self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, TrajectoryReplayBuffer)
+        if has_own_buffer:
+            check_given_once(self, "replay_buffer_kwargs", BUFFER_ARGUMENTS, loaded=restored is not None)
+        of_policy, of_buffer = self.policy_kwargs, self.replay_buffer_kwargs
+        self.policy_kwargs = {"noise_seed": self.noise_seed or 0, **self._arguments(policy_names), **of_policy}
+        if has_own_buffer:
+            derived = {"window_rule": self.window_rule, **self._arguments(BUFFER_ARGUMENTS)}
+            self.replay_buffer_kwargs = {**derived, **of_buffer}
         try:
             with naming_policy_arguments(self):
                 super()._setup_model()
         finally:
             # what the user gave is what is saved
-            self.policy_kwargs = user_policy_kwargs
-            if self.replay_buffer_class is None or issubclass(self.replay_buffer_class, TrajectoryReplayBuffer):
-                self.replay_buffer_kwargs = user_buffer_kwargs
-        if restored is not None and restored.given_seed == self.seed:
-            # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
+            self.policy_kwargs = of_policy
+            if has_own_buffer or self.replay_buffer_class is None:
+                self.replay_buffer_kwargs = of_buffer
+        if restored is not None:
             assert self.random_streams is not None
-            self.random_streams.set_state(restored.get_state())
-        if restored is not None:  # the policy that was saved, whatever the seed of what comes
+            if restored.given_seed == self.seed:
+                # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
+                self.random_streams.set_state(restored.get_state())
+            # the policy that was saved, whatever the seed of what comes
             self.noise_seed = restored.seed if noise_seed is None else noise_seed
-        self._hand_out()
+        self._connect_buffer_and_policy()
         if isinstance(self.policy, GenerativePolicy):  # once more: the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
             self.chosen_backend = self.policy.chosen_backend
+        networks = dict(self.policy.named_children())
+        vars(self).update(networks)
+        has_target = "critic_target" in networks
+        self._critic_average = MovingAverage(networks["critic"], networks["critic_target"]) if has_target else None
+
+    def _arguments(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     def _check_arguments(self) -> None:
+        check_options(self)
         name = type(self).__name__
         check_whole(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
         check_whole(1, buffer_size=self.buffer_size, n_steps=self.n_steps)
@@ -300,17 +279,17 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
                 f"{self.n_steps}) at their defaults."
             )
 
-    # ------------------------------------------------------------ online phase
+    # ---------------------------------------------------------------- training
 
     def learn(
-        self: SelfOfflineToOnline,
+        self,
         total_timesteps: int,
         callback: MaybeCallback = None,
         log_interval: int = 4,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
-    ) -> SelfOfflineToOnline:
+    ) -> Self:
         """
         Train online; before that, make what is left of ``offline_steps`` on ``offline_dataset`` if they were given.
 
@@ -351,49 +330,6 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
-    def _setup_learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        reset_num_timesteps: bool = True,
-        tb_log_name: str = "run",
-        progress_bar: bool = False,
-    ) -> tuple[int, BaseCallback]:
-        starts_anew = reset_num_timesteps or self._last_obs is None
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        self._start_online()
-        if starts_anew:
-            self._chunk_state = None
-            if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
-                self.replay_buffer.cut_trajectories()
-        return result
-
-    def _sample_action(
-        self,
-        learning_starts: int,
-        action_noise: ActionNoise | None = None,
-        n_envs: int = 1,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self.num_timesteps < learning_starts and self.offline_updates == 0:
-            # SB3's random warm-up; a policy that was trained offline acts from the first step
-            return super()._sample_action(learning_starts, action_noise, n_envs)
-        assert self._last_obs is not None, "self._last_obs was not set"
-        observation = self._last_obs
-        actions, self._chunk_state = next_actions(
-            lambda: self.policy.plan(observation, self.policy.explore_chunk), self._chunk_state, self._last_episode_starts
-        )
-        scaled_actions = self.policy.scale_action(actions)
-        if action_noise is not None:
-            scaled_actions = np.clip(scaled_actions + action_noise(), -1, 1)
-            actions = self.policy.unscale_action(scaled_actions)
-        return actions, scaled_actions
-
-    def _store_transition(self, replay_buffer, buffer_action, new_obs, reward, dones, infos) -> None:  # type: ignore[no-untyped-def]
-        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-        self._last_episode_starts = dones
-
-    # ---------------------------------------------------------------- training
-
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """
         Make gradient steps on windows of the replay buffer.
@@ -403,7 +339,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase):
         """
         assert self.random_streams is not None
         check_whole(1, batch_size=batch_size)
-        self._hand_out()
+        self._connect_buffer_and_policy()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.optimizers)
         check_scheduled(self._current_progress_remaining, learning_rate=self.optimizers[0].param_groups[0]["lr"])

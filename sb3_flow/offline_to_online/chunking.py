@@ -17,7 +17,7 @@ class ChunkedPolicy(BasePolicy):
     """
     A policy whose decision is a chunk of ``horizon_length`` consecutive actions.
 
-    ``predict`` hands out one action per call. What is left of a chunk travels in ``state``, the channel SB3 has for
+    ``predict`` returns one action per call. The rest of a chunk travels in ``state``, the channel SB3 has for
     recurrent policies, so ``evaluate_policy``, ``EvalCallback`` and the zoo's ``enjoy`` execute chunks without
     knowing of them. A caller that drops the state gets a fresh decision at every step (receding horizon).
     """
@@ -31,7 +31,11 @@ class ChunkedPolicy(BasePolicy):
     """Likewise for ``explore_chunk``, so that evaluations in between do not change what is collected."""
 
     def set_execution_horizon(self, steps: int | None) -> None:
-        """:param steps: actions of a chunk to execute before the next decision, ``None`` for all of them"""
+        """
+        Choose how much of a chunk is executed.
+
+        :param steps: actions of a chunk to execute before the next decision, ``None`` for all of them
+        """
         if steps is not None and steps not in range(1, self.horizon_length + 1):
             raise ValueError(
                 f"`execution_horizon` must be from 1 to `horizon_length={self.horizon_length}`, but {steps} was given."
@@ -40,6 +44,8 @@ class ChunkedPolicy(BasePolicy):
 
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         """
+        Decide chunks of actions.
+
         :param observation: batch of observations
         :param deterministic: repeatable actions
         :return: actions in [-1, 1], shape ``(B, horizon_length * action_dim)``
@@ -48,6 +54,8 @@ class ChunkedPolicy(BasePolicy):
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """
+        Decide chunks of actions to collect data with.
+
         :param observation: batch of observations
         :return: actions to collect data with, in [-1, 1], shape ``(B, horizon_length * action_dim)``
         """
@@ -63,9 +71,11 @@ class ChunkedPolicy(BasePolicy):
         decide: Callable[[PyTorchObs], th.Tensor],
     ) -> np.ndarray:
         """
+        Decide actions in the units of the action space.
+
         :param observation: observations of ``n`` environments
         :param decide: gives chunks in [-1, 1] for a batch of observations
-        :return: what is executed of the chunks, in the units of the action space, shape
+        :return: the part of the chunks that is executed, in the units of the action space, shape
             ``(n, execution_horizon, *action_space.shape)``
         :raises FloatingPointError: if an action is not finite
         """
@@ -87,7 +97,7 @@ class ChunkedPolicy(BasePolicy):
         Get the next action, see ``BasePolicy.predict``.
 
         :param observation: the input observation
-        :param state: what the last call returned: the chunks under way, shape ``(n, h, *action_space.shape)``, and how
+        :param state: second result of the last call: the chunks under way, shape ``(n, h, *action_space.shape)``, and how
             many of their actions were executed, shape ``(n,)``; ``None`` starts anew
         :param episode_start: environments whose episode has just begun; their chunks are dropped
         :param deterministic: Whether or not to return deterministic (repeatable) actions.

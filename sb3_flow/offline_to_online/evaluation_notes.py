@@ -12,12 +12,12 @@ from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.data.returns import BehaviourReturn
 
 NOTED = ("modes", "deterministic", "offline", "behaviour_return", "behaviour_caveat")
-"""What ``evaluations.npz`` has besides SB3's arrays."""
+"""Arrays in ``evaluations.npz`` beside SB3's."""
 NO_BEHAVIOUR = BehaviourReturn(np.nan, np.nan, np.nan, 0, "")
 
 
 def as_list(callback: MaybeCallback) -> list[BaseCallback]:
-    """:return: what SB3 takes as ``callback``, as a list"""
+    """Turn an argument ``callback`` of SB3 into a list."""
     if callback is None:
         return []
     if isinstance(callback, list):
@@ -26,14 +26,15 @@ def as_list(callback: MaybeCallback) -> list[BaseCallback]:
 
 
 def find_evaluations(callbacks: Sequence[object]) -> list[EvalCallback]:
-    """:return: every ``EvalCallback``, also those that other callbacks trigger"""
+    """Find every ``EvalCallback``, also inside other callbacks."""
     found = []
-    for one in callbacks:
-        if isinstance(one, EvalCallback):
-            found.append(one)
-        if isinstance(one, BaseCallback):
-            inner = one.callbacks if isinstance(one, CallbackList) else []
-            found += find_evaluations([*inner, getattr(one, "callback", None), getattr(one, "callback_on_new_best", None)])
+    for callback in callbacks:
+        if isinstance(callback, EvalCallback):
+            found.append(callback)
+        if isinstance(callback, BaseCallback):
+            inner = callback.callbacks if isinstance(callback, CallbackList) else []
+            triggered = (getattr(callback, name, None) for name in ("callback", "callback_on_new_best"))
+            found += find_evaluations([*inner, *triggered])
     return found
 
 
@@ -57,14 +58,14 @@ class NoteEvaluationModes(BaseCallback):
     def __init__(self, evaluations: list[EvalCallback]):
         super().__init__()
         self.evaluations = evaluations
-        self._seen = [one.n_calls for one in evaluations]
+        self._seen = [evaluation.n_calls for evaluation in evaluations]
 
     def _on_step(self) -> bool:
-        for i, one in enumerate(self.evaluations):
-            if one.n_calls != self._seen[i]:
-                self._seen[i] = one.n_calls
-                if one.eval_freq > 0 and one.n_calls % one.eval_freq == 0:
-                    self._note(one)
+        for i, evaluation in enumerate(self.evaluations):
+            if evaluation.n_calls != self._seen[i]:
+                self._seen[i] = evaluation.n_calls
+                if evaluation.eval_freq > 0 and evaluation.n_calls % evaluation.eval_freq == 0:
+                    self._note(evaluation)
         return True
 
     def _note(self, evaluation: EvalCallback) -> None:

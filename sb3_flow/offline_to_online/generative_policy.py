@@ -1,81 +1,39 @@
-"""What the policies of generative actors share: an actor that turns noise into action chunks, a value ensemble, its target."""
+"""Base class of policies with a generative actor: the actor turns noise into action chunks; a value ensemble, its target."""
 
 from typing import Any, ClassVar, Self
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BaseModel
-from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, get_actor_critic_arch
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import get_device
 from torch import nn
 
-from sb3_flow.common.backends import choose_backend
+from sb3_flow.common.backends import Backend, choose_backend
 from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import refuse, saved_by
-from sb3_flow.flow import EnsembleMLP, TanhGELU
+from sb3_flow.flow import Critic, TanhGELU
 from sb3_flow.fused.compiled_network import compiled_networks, not_covered
-from sb3_flow.offline_to_online.acting import ActingPolicy
+from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import GenerativeActor, draw_seed
 from sb3_flow.offline_to_online.older_names import translate
-
-
-class EnsembleValue(BaseModel):
-    """
-    Ensemble of K values of observations and (partial) action chunks.
-
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param net_arch: hidden layer sizes of every member
-    :param features_extractor: Network to extract features
-    :param features_dim: Number of features
-    :param activation_fn: Activation function
-    :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
-    :param horizon_length: actions per decision h
-    :param n_critics: ensemble size K
-    :param share_features_extractor: whether the features extractor is the actor's, which then trains it alone
-    """
-
-    features_extractor: BaseFeaturesExtractor
-    optimizer: th.optim.Optimizer
-    extra_inputs: ClassVar[int] = 0
-    """Inputs besides features and chunk."""
-
-    def __init__(
-        self,
-        observation_space: spaces.Space,
-        action_space: spaces.Box,
-        net_arch: list[int],
-        features_extractor: BaseFeaturesExtractor,
-        features_dim: int,
-        activation_fn: type[nn.Module] = TanhGELU,
-        normalize_images: bool = True,
-        horizon_length: int = 1,
-        n_critics: int = 2,
-        share_features_extractor: bool = False,
-    ) -> None:
-        super().__init__(
-            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
-        )
-        self.n_critics = n_critics
-        self.share_features_extractor = share_features_extractor
-        input_dim = features_dim + horizon_length * get_action_dim(action_space) + self.extra_inputs
-        self.ensemble = EnsembleMLP(n_critics, input_dim, net_arch, activation_fn)
-
-    def features(self, observation: PyTorchObs) -> th.Tensor:
-        """:return: features, shape ``(B, features_dim)``; without gradients if the extractor is the actor's"""
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            return self.extract_features(observation, self.features_extractor)
+from sb3_flow.offline_to_online.options import check_options, check_own
+from sb3_flow.offline_to_online.values import EnsembleValue
 
 
 class GenerativePolicy(ActingPolicy):
     """
-    Actor, value ensemble and its target. Subclasses name the two classes and add what they need in ``_build``.
+    Actor, value ensemble and its target.
+
+    Subclasses name the classes of the two networks and have a constructor of their own that hands on every argument by name
+    (``arguments_in(locals())``); those that are not listed here become attributes, and a saved policy has them.
+    ``actor_arguments`` names the ones that the actor takes, too.
 
     :param observation_space: Observation space
     :param action_space: Action space
+    :param lr_schedule: Learning rate schedule (could be constant)
     :param horizon_length: actions per decision h
     :param execution_horizon: actions of a chunk that are executed before the next decision (default: all)
     :param n_critics: ensemble size K
@@ -86,17 +44,20 @@ class GenerativePolicy(ActingPolicy):
         from torch's global generator. An algorithm's policy has the algorithm's seed
     :param net_arch: hidden layers of both networks, or ``dict(pi=..., qf=...)``; default 4 x 512
     :param activation_fn: Activation function
-    :param features_extractor_class: Features extractor to use.
+    :param features_extractor_class: Features extractor to use; by default that of the class, ``default_features_extractor``
     :param features_extractor_kwargs: Keyword arguments to pass to the features extractor.
     :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
     :param optimizer_class: The optimizer to use, ``th.optim.Adam`` by default
     :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
     :param share_features_extractor: Whether to share or not the features extractor between the actor and the critic
     :param backend: see :meth:`set_backend`
+    :param own: arguments of a subclass's own
     """
 
     actor_class: ClassVar[type[GenerativeActor]]
     critic_class: ClassVar[type[EnsembleValue]]
+    actor_arguments: ClassVar[tuple[str, ...]] = ()
+    default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     chosen_backend: str
     """``"native"`` or ``"torch"``."""
 
@@ -104,27 +65,30 @@ class GenerativePolicy(ActingPolicy):
         self,
         observation_space: spaces.Space,
         action_space: spaces.Box,
-        horizon_length: int,
-        n_critics: int,
-        n_candidates: int,
-        acting_mode: str,
+        lr_schedule: Schedule,
+        horizon_length: int = 1,
+        n_critics: int = 2,
+        n_candidates: int = 32,
+        acting_mode: ActingMode = "sample",
         search: dict[str, Any] | None = None,
         noise_seed: int | None = None,
         execution_horizon: int | None = None,
         net_arch: list[int] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = TanhGELU,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = False,
-        backend: str = "auto",
+        backend: Backend = "auto",
+        **own: Any,
     ) -> None:
+        check_own(type(self), own)
         super().__init__(
             observation_space,
             action_space,
-            features_extractor_class,
+            features_extractor_class or self.default_features_extractor,
             features_extractor_kwargs,
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
@@ -134,6 +98,8 @@ class GenerativePolicy(ActingPolicy):
         check_whole(1, horizon_length=horizon_length, n_candidates=n_candidates)
         check_whole(0, n_critics=n_critics)
         check_layers(net_arch)
+        vars(self).update(own)
+        self._own_arguments = tuple(own)
         self.horizon_length = horizon_length
         self.set_execution_horizon(execution_horizon)
         self.n_critics = n_critics
@@ -145,10 +111,13 @@ class GenerativePolicy(ActingPolicy):
         self.share_features_extractor = share_features_extractor
         self.backend = backend
         self.set_acting_mode(acting_mode, **(search or {}))
+        self._check_arguments()
+        self._build(lr_schedule)
+        self.set_backend(backend)
 
-    def _actor_arguments(self) -> dict[str, Any]:
-        """Arguments of ``actor_class`` beyond those of every actor."""
-        return {}
+    def _check_arguments(self) -> None:
+        """Refuse arguments of a subclass's own."""
+        check_options(self)
 
     def _build(self, lr_schedule: Schedule) -> None:
         actor_arch, critic_arch = get_actor_critic_arch(self.net_arch)
@@ -163,7 +132,7 @@ class GenerativePolicy(ActingPolicy):
             **shared_kwargs,
             "net_arch": actor_arch,
             "noise_seed": self.noise_seed,
-            **self._actor_arguments(),
+            **{name: getattr(self, name) for name in self.actor_arguments},
         }
         # fused: one kernel per step instead of a loop over the parameters
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
@@ -181,7 +150,7 @@ class GenerativePolicy(ActingPolicy):
         shared = self.actor.features_extractor if self.share_features_extractor else None
         self.critic = self.critic_class(**self._update_features_extractor(critic_kwargs, shared))
         # Targets never share their features extractor with what they follow
-        self.critic_target = self._frozen(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
+        self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
         # As in SAC the critic's loss does not train a shared features extractor
         critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
         self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)  # type: ignore[call-arg]
@@ -207,32 +176,29 @@ class GenerativePolicy(ActingPolicy):
         return policy.to(device)
 
     def set_noise_seed(self, seed: int) -> None:
-        """:param seed: what the noise of deterministic decisions depends on besides the observation"""
+        """
+        Set the seed of the noise that is a function of the observation.
+
+        :param seed: what the noise of deterministic decisions depends on besides the observation
+        """
         self.noise_seed = seed
         for part in self.children():
             if isinstance(part, GenerativeActor):
                 part.noise_seed = seed
 
-    def _frozen_actor(self) -> Any:
-        return self._frozen(self.actor, self.actor_class(**self._update_features_extractor(self._actor_kwargs)))
-
-    @staticmethod
-    def _frozen(source: BaseModel, copy: Any) -> Any:
-        copy.load_state_dict(source.state_dict())
-        copy.set_training_mode(False)
-        copy.requires_grad_(False)
-        return copy
+    def _frozen_copy_of_actor(self) -> Any:
+        return _freeze(self.actor, self.actor_class(**self._update_features_extractor(self._actor_kwargs)))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         names = (
             *("horizon_length", "execution_horizon", "n_critics", "n_candidates", "net_arch", "activation_fn"),
             *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
-            *("share_features_extractor", "backend", "acting_mode", "search", "noise_seed"),
+            *("share_features_extractor", "backend", "acting_mode", "search", "noise_seed", *self._own_arguments),
         )
         return {**data, "lr_schedule": self._dummy_schedule, **{name: getattr(self, name) for name in names}}
 
-    def set_backend(self, backend: str, earlier: str | None = None, verbose: int = 0) -> None:
+    def set_backend(self, backend: Backend, earlier: str | None = None, verbose: int = 0) -> None:
         """
         Choose what computes the networks. Both backends give the same numbers up to rounding.
 
@@ -247,9 +213,21 @@ class GenerativePolicy(ActingPolicy):
         for network in compiled_networks(self):
             network.native = self.chosen_backend == "native"
 
+    @property
+    def acting_actor(self) -> GenerativeActor:
+        return self.actor
+
+    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        return self.acting_actor.act(observation, noise)
+
+    def _bound_critic(self, observation: PyTorchObs) -> Critic:
+        critic: Any = self.critic
+        bound: Critic = critic.bind(observation, frozen=True)
+        return bound
+
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        The way from noise to actions of the actor that ``predict`` uses.
+        Follow the way from noise to actions of the actor that ``predict`` uses, for pictures.
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
@@ -260,7 +238,7 @@ class GenerativePolicy(ActingPolicy):
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """
-        What the critics expect of points on their way to an action; at time 1 it is Q.
+        Value points on their way to an action, for pictures; at time 1 the value is Q.
 
         :param observation: B observations
         :param times: flow times, shape ``(T,)``
@@ -277,3 +255,11 @@ class GenerativePolicy(ActingPolicy):
 
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._predict(observation, deterministic)
+
+
+def _freeze(source: BaseModel, twin: Any) -> Any:
+    """Give a network of the same structure the weights of the source, which no gradient changes from now on."""
+    twin.load_state_dict(source.state_dict())
+    twin.set_training_mode(False)
+    twin.requires_grad_(False)
+    return twin

@@ -19,9 +19,11 @@ class MetricSums:
 
     def add(self, metrics: dict[str, th.Tensor], step: int) -> None:
         """
+        Add the metrics of a gradient step.
+
         :param metrics: scalar tensors of one gradient step
         :param step: number of the gradient step
-        :raises FloatingPointError: if one is not finite, with the step and its name
+        :raises FloatingPointError: if a metric is not finite, with the step and the name
         """
         names = tuple(metrics)
         values = th.stack([value.detach() for value in metrics.values()])
@@ -34,12 +36,16 @@ class MetricSums:
                 check_computed(f"Gradient step {step} left", **dict(zip(names, numbers, strict=True)))
 
     def flush(self, logger: Logger) -> None:
-        """:param logger: records the means under ``train/``; then counting starts anew"""
+        """
+        Log the means under ``train/`` and start anew.
+
+        :param logger: of the model
+        """
         for names, total in self._sums.items():
             for name, mean in zip(names, (total / self._counts[names]).tolist(), strict=True):
                 logger.record(f"train/{name}", mean)
         self.clear()
 
     def clear(self) -> None:
-        """Counting starts anew."""
+        """Start anew."""
         self._sums, self._counts = {}, {}

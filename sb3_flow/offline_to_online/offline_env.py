@@ -1,4 +1,4 @@
-"""What stands in for an environment where there is none, and small helpers around environments."""
+"""A stand-in for an environment that is missing, and small helpers around environments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,13 +56,13 @@ class OfflineProgressBar(ProgressBarCallback):
 
 
 def has_statistics(normalizer: VecNormalize) -> bool:
-    """Whether a VecNormalize has counted anything; its counts start at a small epsilon."""
+    """Say whether a VecNormalize has counted anything; its counts start at a small epsilon."""
     statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
     return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))
 
 
 def as_vec_env(env: GymEnv) -> VecEnv:
-    """:return: ``env``, in a Monitor and a DummyVecEnv if it is a single one"""
+    """Wrap a single environment in a Monitor and a DummyVecEnv; a ``VecEnv`` stays what it is."""
     if isinstance(env, VecEnv):
         return env
     monitored = env if is_wrapped(env, Monitor) else Monitor(env)
@@ -71,6 +71,8 @@ def as_vec_env(env: GymEnv) -> VecEnv:
 
 def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
     """
+    Normalise an environment like the training environment.
+
     :param env: an environment to evaluate on
     :param normalizer: of the training environment, ``None`` if it has none
     :return: ``env``, in a VecNormalize with the same settings if it needs one and has none; rewards stay what they are

@@ -6,7 +6,9 @@ from collections import deque
 from typing import Self
 
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import configure_logger
 
@@ -22,12 +24,14 @@ from sb3_flow.offline_to_online.offline_env import (
 )
 from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
-from sb3_flow.offline_to_online.spaces import channels_first
+from sb3_flow.offline_to_online.phase import ONLINE, Phase
+from sb3_flow.offline_to_online.spaces import channels_first, channels_first_space
 
 
 class OfflinePhase(PersistentAlgorithm):
-    """``learn_offline`` and what belongs to it. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes."""
+    """Off-policy algorithm that trains on a dataset, with or without an environment."""
 
+    offline_steps: int
     offline_updates: int
     _metrics: MetricSums
     _loaded: tuple[str, OfflineDataset] | None
@@ -35,8 +39,8 @@ class OfflinePhase(PersistentAlgorithm):
 
     @property
     def is_offline(self) -> bool:
-        """Whether an offline phase is running."""
-        return self._timesteps_aside is not None
+        """Say whether an offline phase is running."""
+        return self.phase.name == "offline"
 
     def _load(self, dataset: OfflineDataset | str) -> OfflineDataset:
         if isinstance(dataset, str):
@@ -49,6 +53,16 @@ class OfflinePhase(PersistentAlgorithm):
                 "was given; OfflineDataset.from_arrays, from_minari and from_replay_buffer make one."
             )
         return dataset
+
+    def _take_spaces_from_dataset(self, policy: str | type[BasePolicy]) -> None:
+        if self.offline_dataset is None:
+            raise ValueError("`env=None` needs `offline_dataset`, from which the observation and action spaces are taken.")
+        dataset = self._load(self.offline_dataset)
+        self.observation_space = channels_first_space(dataset.observation_space)
+        self.action_space = dataset.action_space
+        self.n_envs = 1
+        if policy in ("MlpPolicy", "CnnPolicy") and isinstance(self.observation_space, spaces.Dict):
+            raise ValueError(f"You must use `MultiInputPolicy` when working with dict observation space, not {policy}")
 
     def set_offline_dataset(self, dataset: OfflineDataset | str) -> OfflineDataset:
         """
@@ -120,7 +134,7 @@ class OfflinePhase(PersistentAlgorithm):
             self.ep_info_buffer = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer = deque(maxlen=self._stats_window_size)
         total_timesteps = self.offline_updates + gradient_steps
-        self._timesteps_aside = self.num_timesteps
+        self.phase = Phase("offline", environment_steps=self.num_timesteps)
         self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
         self.start_time = time.time_ns()
         self._stopped_offline = False
@@ -148,7 +162,8 @@ class OfflinePhase(PersistentAlgorithm):
                 callback.on_training_end()
         finally:
             self.replay_buffer.offline_only = False  # type: ignore[union-attr]
-            self.num_timesteps, self._timesteps_aside = self._timesteps_aside, None
+            assert self.phase.environment_steps is not None
+            self.num_timesteps, self.phase = self.phase.environment_steps, ONLINE
             if without_env:
                 self.env = None
         return self

@@ -14,28 +14,31 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.data.replay import Sampling, Storage
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
+from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 
 class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     """
     Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
-    loads that change nothing if they fail. Part of ``OfflineToOnlineAlgorithm``, which sets the attributes.
+    loads that change nothing if they fail.
     """
 
     horizon_length: int
     offline_dataset: OfflineDataset | str | None
     offline_fraction: float | None
-    sampling: str
-    storage: str
+    sampling: Sampling
+    storage: Storage
     random_streams: RandomStreams | None
     noise_seed: int | None
     """What the noise of deterministic decisions depends on besides the observation."""
-    _timesteps_aside: int | None  # environment steps, while num_timesteps counts offline gradient steps
+    phase = ONLINE
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -49,10 +52,10 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
         self.noise_seed = own_seed
-        self._hand_out()
+        self._connect_buffer_and_policy()
 
-    def _hand_out(self) -> None:
-        """What buffer and policy have from this model; they may have been copied, loaded or exchanged since."""
+    def _connect_buffer_and_policy(self) -> None:
+        """Give buffer and policy what they have from this model; they may have been copied, loaded or exchanged since."""
         assert self.random_streams is not None
         buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
         if isinstance(buffer, TrajectoryReplayBuffer):
@@ -94,7 +97,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))  # type: ignore[return-value]
 
     def _translate_old_names(self) -> None:
-        """What a file of other names says, unless ``load`` was told otherwise."""
+        """Read older names of arguments from a file, unless ``load`` was given these arguments."""
         state = vars(self)
         given = {name: state[name] for name in state.pop("_given_at_load", ())}
         translate(self.policy_kwargs, translate(state))
@@ -103,7 +106,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         if self.random_streams is not None:
-            self._hand_out()
+            self._connect_buffer_and_policy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = super().__deepcopy__(memo)
@@ -111,14 +114,21 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
             copied.replay_buffer.set_offline(buffer.offline_dataset)  # a buffer by itself is copied without
         if copied.random_streams is not None:
-            copied._hand_out()
+            copied._connect_buffer_and_policy()
         return copied
 
     def _excluded_save_params(self) -> list[str]:
-        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "_timesteps_aside"]
+        # the policy has the networks
+        averages = [name for name, value in vars(self).items() if isinstance(value, MovingAverage)]
+        networks = [name for name, _ in self.policy.named_children()]
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase", *networks, *averages]
         if not isinstance(self.offline_dataset, str):
             excluded.append("offline_dataset")  # the data is the user's
         return excluded
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        optimizers = [f"{name}.optimizer" for name, part in self.policy.named_children() if "optimizer" in vars(part)]
+        return ["policy", *optimizers], []
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
         """
@@ -129,8 +139,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         :param include: name of parameters that might be excluded but should be included anyway
         """
         clock = self.num_timesteps
-        if self._timesteps_aside is not None:
-            self.num_timesteps = self._timesteps_aside
+        if self.phase.environment_steps is not None:
+            self.num_timesteps = self.phase.environment_steps
         try:
             super().save(path, exclude, include)
         finally:
@@ -178,7 +188,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         except BaseException:
             self.replay_buffer = previous
             raise
-        self._hand_out()
+        self._connect_buffer_and_policy()
 
     def set_parameters(
         self,

@@ -28,18 +28,26 @@ class RandomStreams:
         return self._generators[name]
 
     def reseed(self, seed: int) -> None:
-        """:param seed: see the constructor"""
+        """
+        Seed all streams.
+
+        :param seed: see the constructor
+        """
         self.seed = seed
         seeds = np.random.SeedSequence(seed).generate_state(len(self._generators))
         for generator, own_seed in zip(self._generators.values(), seeds, strict=True):
             generator.manual_seed(int(own_seed))
 
     def get_state(self) -> dict[str, tuple[str, th.Tensor]]:
-        """:return: kind of device and state of every stream"""
+        """Give the kind of device and the state of every stream."""
         return {name: (generator.device.type, generator.get_state()) for name, generator in self._generators.items()}
 
     def set_state(self, state: dict[str, tuple[str, th.Tensor]]) -> None:
-        """:param state: what :meth:`get_state` returned"""
+        """
+        Go on from an earlier state.
+
+        :param state: result of :meth:`get_state`
+        """
         for name, (device_type, value) in state.items():
             if name in self._generators and self._generators[name].device.type == device_type:
                 self._generators[name].set_state(value)

@@ -16,14 +16,14 @@ def _is_channels_last(space: spaces.Space) -> bool:
 
 
 def channels_first_space(space: spaces.Space) -> spaces.Space:
-    """:return: the space as SB3's models see it"""
+    """Turn images of a space channel-first, as SB3's models see them."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: channels_first_space(subspace) for key, subspace in space.spaces.items()})
     return VecTransposeImage.transpose_space(space) if _is_channels_last(space) else space  # type: ignore[arg-type]
 
 
 def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
-    """:return: whether a space without bounds, as inferred from data, describes the same observations as another"""
+    """Say whether a space without bounds, as inferred from data, describes the same observations as another space."""
     if isinstance(inferred, spaces.Dict) and isinstance(other, spaces.Dict):
         return set(inferred) == set(other) and all(same_but_for_bounds(inferred[key], other[key]) for key in inferred)
     if not (isinstance(inferred, spaces.Box) and isinstance(other, spaces.Box)):
@@ -34,6 +34,8 @@ def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
 
 def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> OfflineDataset:
     """
+    Turn images of a dataset channel-first if the model's images are and its own are not.
+
     :param dataset: images in either layout
     :param observation_space: the model's
     :return: the dataset with channel-first images if the model's are and its own are not, sharing all memory

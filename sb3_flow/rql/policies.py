@@ -5,14 +5,18 @@ from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
 
-from sb3_flow.common.checks import check_known, check_whole
-from sb3_flow.flow import AverageVelocity, Critic, Velocity, VelocityNetwork, euler_forward
-from sb3_flow.offline_to_online.acting import ActingPolicy
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import check_whole
+from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, Velocity, VelocityNetwork, euler_forward
+from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import GenerativeActor
-from sb3_flow.offline_to_online.generative_policy import EnsembleValue, GenerativePolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.options import arguments_in
+from sb3_flow.offline_to_online.values import EnsembleValue
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""
@@ -36,7 +40,13 @@ class FlowActor(GenerativeActor):
         return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
 
     def velocity(self, observation: PyTorchObs, n_candidates: int = 1) -> Velocity:
-        """:return: ``velocity(x, t)`` closed over a batch of observations, each for ``n_candidates`` successive rows of x"""
+        """
+        Close the velocity field over observations.
+
+        :param observation: B observations
+        :param n_candidates: successive rows of x for each of them
+        :return: ``velocity(x, t)``
+        """
         features = self.extract_features(observation, self.features_extractor)
         return self.velocity_net.bind(features if n_candidates == 1 else features.repeat_interleave(n_candidates, dim=0))
 
@@ -56,8 +66,13 @@ class PartialActionValue(EnsembleValue):
 
     extra_inputs = 1
 
-    def value(self, observation: PyTorchObs) -> Value:
-        """:return: ``value(x, t, frozen)`` closed over a batch of observations; frozen: gradients reach x only"""
+    def bind(self, observation: PyTorchObs) -> Value:
+        """
+        Close the value function over observations.
+
+        :param observation: B observations
+        :return: ``value(x, t, frozen)``; frozen: gradients reach x only
+        """
         features, ensemble = self.features(observation), self.ensemble.bind()
 
         def value(x: th.Tensor, t: th.Tensor, frozen: bool = False) -> th.Tensor:
@@ -67,8 +82,12 @@ class PartialActionValue(EnsembleValue):
         return value
 
     def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """:return: the members' Q(s, a) = V(s, a, 1), as SB3's critics: one tensor of shape ``(B, 1)`` each"""
-        return tuple(self.value(observation)(actions, th.ones_like(actions[:, :1])))
+        """
+        Value actions, as SB3's critics do.
+
+        :return: Q(s, a) = V(s, a, 1) of every member, one tensor of shape ``(B, 1)`` each
+        """
+        return tuple(self.bind(observation)(actions, th.ones_like(actions[:, :1])))
 
 
 class RQLPolicy(GenerativePolicy):
@@ -92,10 +111,12 @@ class RQLPolicy(GenerativePolicy):
 
     actor_class = FlowActor
     critic_class = PartialActionValue
+    actor_arguments = ("flow_steps",)
     SEARCH: ClassVar[dict[str, Any]] = {**ActingPolicy.SEARCH, "completion": "average"}
     q_aggregation = "mean"
     actor: FlowActor
     critic: PartialActionValue
+    flow_steps: int
 
     def __init__(
         self,
@@ -106,38 +127,44 @@ class RQLPolicy(GenerativePolicy):
         flow_steps: int = 10,
         n_critics: int = 10,
         n_candidates: int = 32,
-        acting_mode: str = "zero",
-        **kwargs: Any,
+        acting_mode: ActingMode = "zero",
+        search: dict[str, Any] | None = None,
+        noise_seed: int | None = None,
+        execution_horizon: int | None = None,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = TanhGELU,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = False,
+        backend: Backend = "auto",
     ) -> None:
-        check_known(type(self), kwargs)
-        super().__init__(observation_space, action_space, horizon_length, n_critics, n_candidates, acting_mode, **kwargs)
-        check_whole(1, flow_steps=flow_steps, n_critics=n_critics)
-        self.flow_steps = flow_steps
-        self._build(lr_schedule)
-        self.actor_ema = self._frozen_actor()
-        self.set_backend(self.backend)
+        super().__init__(**arguments_in(locals()))
 
-    def _actor_arguments(self) -> dict[str, Any]:
-        return {"flow_steps": self.flow_steps}
+    def _check_arguments(self) -> None:
+        super()._check_arguments()
+        check_whole(1, flow_steps=self.flow_steps, n_critics=self.n_critics)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        self.actor_ema: FlowActor = self._frozen_copy_of_actor()
 
     @property
     def acting_actor(self) -> FlowActor:
         return self.actor_ema
 
     @property
-    def steps_of_a_sample(self) -> int:  # type: ignore[override]
+    def steps_of_a_sample(self) -> int:
         return self.flow_steps
 
-    steps_of_a_jump = steps_of_a_sample
-
-    def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
-        return self.actor_ema.act(observation, noise)
+    @property
+    def steps_of_a_jump(self) -> int:
+        return self.flow_steps
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
-        """:return: chunks of the actor itself from fresh noise, as the online phase collects them"""
+        """Decide chunks with the actor itself from fresh noise, as the online phase collects them."""
         return self.actor.act(observation, self.actor.noise(observation, self.exploration_generator)(1))[:, 0]
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -153,14 +180,14 @@ class RQLPolicy(GenerativePolicy):
         return times, th.stack(points).unflatten(1, noise.shape[:2])
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """V_k(s, x, t): how good it is to have refined noise to x by flow time t."""
+        """Give V_k(s, x, t): how good it is to have refined noise to x by flow time t."""
         n_times, batch_size, n, _ = points.shape
         features = self.critic.features(observation)[None, :, None].expand(n_times, -1, n, -1)
         inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)
         return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(self.n_critics, n_times, batch_size, n)
 
-    def _critic_of(self, observation: PyTorchObs) -> Critic:
-        """:return: values V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``"""
+    def _bound_critic(self, observation: PyTorchObs) -> Critic:
+        """Give V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``."""
         features = self.critic.features(observation).unsqueeze(1)
 
         def critic(actions: th.Tensor) -> th.Tensor:
@@ -171,7 +198,7 @@ class RQLPolicy(GenerativePolicy):
         return critic
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
-        """:return: what ``flow_steps`` Euler steps from flow time r to t amount to, for points of shape ``(B, n, A)``"""
+        """Average ``flow_steps`` Euler steps from flow time r to t, for points of shape ``(B, n, A)``."""
         features = self.actor_ema.extract_features(observation, self.actor_ema.features_extractor)
 
         def average(x: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
@@ -191,14 +218,10 @@ MlpPolicy = RQLPolicy
 class CnnPolicy(RQLPolicy):
     """RQL's policy for image observations, see :class:`RQLPolicy`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(*args, **kwargs)
+    default_features_extractor = NatureCNN
 
 
 class MultiInputPolicy(RQLPolicy):
     """RQL's policy for Dict observations, see :class:`RQLPolicy`."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(*args, **kwargs)
+    default_features_extractor = CombinedExtractor

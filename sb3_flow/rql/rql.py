@@ -1,6 +1,6 @@
 """Reversal Q-Learning (RQL), A. Oberai, S. Park, S. Levine, arXiv 2606.17551."""
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -8,12 +8,16 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import check_fraction, check_minimum, check_number, check_whole
 from sb3_flow.data import ChunkSamples, OfflineDataset
+from sb3_flow.data.replay import Sampling, Storage
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
+from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.moving_average import MovingAverage
+from sb3_flow.offline_to_online.options import arguments_in
 from sb3_flow.rql.policies import (
     CnnPolicy,
     FlowActor,
@@ -23,8 +27,6 @@ from sb3_flow.rql.policies import (
     RQLPolicy,
     Value,
 )
-
-SelfRQL = TypeVar("SelfRQL", bound="RQL")
 
 
 class RQL(OfflineToOnlineAlgorithm):
@@ -75,11 +77,20 @@ class RQL(OfflineToOnlineAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
+    policy_arguments = ("flow_steps", "n_critics", "n_candidates")
     policy: RQLPolicy
     actor: FlowActor
     actor_ema: FlowActor
     critic: PartialActionValue
     critic_target: PartialActionValue
+    flow_steps: int
+    alpha: float
+    expectile: float
+    n_critics: int
+    n_candidates: int
+    rho: float
+    ema_decay: float
+    objective: Literal["rql", "bc"]
 
     def __init__(
         self,
@@ -105,16 +116,16 @@ class RQL(OfflineToOnlineAlgorithm):
         n_critics: int = 10,
         rho: float = 0.5,
         ema_decay: float = 0.999,
-        objective: str = "rql",
-        acting_mode: str = "zero",
+        objective: Literal["rql", "bc"] = "rql",
+        acting_mode: ActingMode = "zero",
         n_candidates: int = 32,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
         offline_fraction: float | None = None,
-        sampling: str = "trajectory",
-        storage: str = "cpu",
-        backend: str = "auto",
+        sampling: Sampling = "trajectory",
+        storage: Storage = "cpu",
+        backend: Backend = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -123,47 +134,7 @@ class RQL(OfflineToOnlineAlgorithm):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        self.flow_steps = flow_steps
-        self.alpha = alpha
-        self.expectile = expectile
-        self.n_critics = n_critics
-        self.rho = rho
-        self.ema_decay = ema_decay
-        self.objective = objective
-        self.n_candidates = n_candidates
-        super().__init__(
-            policy,
-            env,
-            learning_rate,
-            buffer_size,
-            learning_starts,
-            batch_size,
-            tau,
-            gamma,
-            train_freq,
-            gradient_steps,
-            action_noise,
-            replay_buffer_class,
-            replay_buffer_kwargs,
-            optimize_memory_usage,
-            n_steps,
-            horizon_length=horizon_length,
-            offline_dataset=offline_dataset,
-            offline_steps=offline_steps,
-            offline_fraction=offline_fraction,
-            sampling=sampling,
-            storage=storage,
-            acting_mode=acting_mode,
-            search=search,
-            backend=backend,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-        )
+        super().__init__(**arguments_in(locals()))
 
     # ------------------------------------------------------------------ the maths
 
@@ -174,7 +145,7 @@ class RQL(OfflineToOnlineAlgorithm):
         :param noise: x' ~ N(0, I), shape ``(B, A)``
         :return: shape ``(B, 1)``
         """
-        values = self.critic_target.value(batch.next_observations)(noise, th.zeros_like(noise[:, :1]))
+        values = self.critic_target.bind(batch.next_observations)(noise, th.zeros_like(noise[:, :1]))
         return batch.rewards + batch.discounts * pessimistic_mean(values, self.rho)
 
     def value_loss(
@@ -221,18 +192,19 @@ class RQL(OfflineToOnlineAlgorithm):
         time = th.rand(batch_size, 1, generator=generator, device=device)
         noise, next_noise = th.randn(2, batch_size, chunk_dim, generator=generator, device=device)
         velocity = self.actor.velocity(batch.observations)
+        actor_average = (self._actor_average, 1.0 - self.ema_decay)
         if self.objective == "bc":
             loss, bc_loss = self.policy_loss(None, velocity, batch, noise, time)
-            self._descend(loss)
+            self.descend(loss, actor_average)
             return {"actor_loss": loss, "flow_loss": bc_loss}
 
         depth = sample_depths(batch_size, self.flow_steps, generator, device)
         with th.no_grad():
             target = self.td_target(batch, next_noise)
-        value = self.critic.value(batch.observations)
+        value = self.critic.bind(batch.observations)
         value_loss, values = self.value_loss(value, velocity, batch, target, depth)
         policy_loss, bc_loss = self.policy_loss(value, velocity, batch, noise, time)
-        self._descend(value_loss + policy_loss)
+        self.descend(value_loss + policy_loss, actor_average)
         return {
             "actor_loss": policy_loss,
             "critic_loss": value_loss,
@@ -242,25 +214,11 @@ class RQL(OfflineToOnlineAlgorithm):
             "target_mean": target.mean(),
         }
 
-    def _descend(self, loss: th.Tensor) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        # The averages follow the weights before this step, as in the reference implementation
-        self._actor_average.step(1.0 - self.ema_decay)
-        self._critic_average.step(self.tau)
-        for optimizer in self.optimizers:
-            optimizer.step()
-
     # ------------------------------------------------------------------- plumbing
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        return [self.actor.optimizer, self.critic.optimizer] if self.objective == "rql" else [self.actor.optimizer]
-
-    def _policy_arguments(self) -> dict[str, Any]:
-        names = ("flow_steps", "n_critics", "n_candidates")
-        return {**super()._policy_arguments(), **{name: getattr(self, name) for name in names}}
+        return super().optimizers if self.objective == "rql" else [self.actor.optimizer]
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
@@ -270,19 +228,7 @@ class RQL(OfflineToOnlineAlgorithm):
         check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
-        if self.objective not in ("rql", "bc"):
-            raise ValueError(f"`objective` must be 'rql' or 'bc', but {self.objective!r} was given.")
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.actor, self.actor_ema = self.policy.actor, self.policy.actor_ema
-        self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
         self._actor_average = MovingAverage(self.actor, self.actor_ema)
-        self._critic_average = MovingAverage(self.critic, self.critic_target)
-
-    def _excluded_save_params(self) -> list[str]:
-        networks = ("actor", "actor_ema", "critic", "critic_target", "_actor_average", "_critic_average")
-        return [*super()._excluded_save_params(), *networks]
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return ["policy", "actor.optimizer", "critic.optimizer"], []
