@@ -37,7 +37,7 @@ class PPO(PolicyGradient, SB3PPO):
         whole episodes of at most ``n_steps`` steps; see :class:`sb3_flow.GRPO`, which also drops the critic
     :param policy_loss: "clip", "dual_clip", "gspo", "gspo_token" or "decoupled"
     :param clip_range_high: epsilon of the upper side of the surrogate, a float or a schedule; None: ``clip_range``
-    :param dual_clip: the bound of "dual_clip", at least 1
+    :param dual_clip: the bound of "dual_clip", above 1
     :param rho_bar: cap of the ratio of V-trace's TD errors, and of the weight of "decoupled"
     :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
     :param kl_coef: weight of the exact KL(pi || reference) in the loss
