@@ -31,7 +31,7 @@ from sb3_flow.plotting.figures import COLOURS, GRAY, STYLES, finish, new_figure,
 from tests.benchmarks.ppo_throughput import SETTINGS, run
 
 ENV_ID, DATASET = "pointmaze-medium-singletask-v0", "pointmaze-medium-navigate"
-OFFLINE_STEPS, ONLINE_STEPS, EVERY, EPISODES = 10_000, 5_000, 1_250, 20
+OFFLINE_STEPS, ONLINE_STEPS, EVERY, EPISODES = 5_000, 2_500, 1_250, 20
 COMMON: dict[str, Any] = {
     "learning_rate": 1e-3,
     "tau": 0.02,
@@ -41,11 +41,17 @@ COMMON: dict[str, Any] = {
     "policy_kwargs": {"net_arch": [128, 128, 128]},
 }
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "RQL": (RQL, {"alpha": 5.0, "expectile": 0.7, "n_critics": 2}),
-    "FMQ": (FMQ, {"n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 3_000}),
+    # from Gaussian noise, as the paper evaluates; the default mode starts every episode from the same noise
+    'RQL, acting_mode="sample"': (RQL, {"alpha": 5.0, "expectile": 0.7, "n_critics": 2, "acting_mode": "sample"}),
+    "FMQ, best of 8 (default mode)": (FMQ, {"n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 3_000}),
 }
 PROGRAMS = ("SB3", "SBX", "rlox", "ours, torch", "ours")
 SHOWN = {"CartPole-v1\n(2048, 64, 10)": 0, "CartPole-v1\n(128, 256, 4)": 1, "HalfCheetah-v5\n(256, 64, 10)": 2}
+
+
+def algorithm_of(name: str) -> str:
+    """:return: the folder of a model's runs"""
+    return MODELS[name][0].__name__
 
 
 def learn(name: str, seed: int, folder: Path, dataset: OfflineDataset) -> None:
@@ -100,7 +106,7 @@ def draw(work: Path, seeds: list[int], speed: dict[str, dict[str, list[float]]],
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     plain(left)
     for i, name in enumerate(MODELS):
-        steps, successes = read(work / name, seeds)
+        steps, successes = read(work / algorithm_of(name), seeds)
         estimates = [bootstrap_interval(scores) for scores in successes.T]
         low, high = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
         left.plot(steps, [estimate.value for estimate in estimates], STYLES[i], color=COLOURS[i], marker="o", ms=4, label=name)
@@ -150,14 +156,14 @@ def main() -> None:
         dataset = OfflineDataset.load(f"ogbench:{DATASET}-singletask-v0@{file}")
         for seed in seeds:
             for name in MODELS:
-                learn(name, seed, work / name / str(seed), dataset)
+                learn(name, seed, work / algorithm_of(name) / str(seed), dataset)
     if arguments.part != "runs":
         for title, found in measure(work, arguments.rounds, arguments.sbx_python).items():
             medians = {program: statistics.median(values) for program, values in found.items()}
             print(title.replace("\n", " "), {program: f"{value:.0f}" for program, value in medians.items()})
     if arguments.part != "speed":
         for name in MODELS:
-            steps, successes = read(work / name, seeds)
+            steps, successes = read(work / algorithm_of(name), seeds)
             estimates = [bootstrap_interval(scores) for scores in successes.T]
             texts = [f"{step}: {estimate.value:.2f}" for step, estimate in zip(steps, estimates, strict=True)]
             print(f"{name}, success by steps: {', '.join(texts)}")
