@@ -273,7 +273,8 @@ def settings(model: Any) -> dict[str, str]:
     names = {"num_timesteps", "offline_updates", "n_envs", "chosen_backend", "noise_seed", "policy_version", "action_space"}
     for one in type(model).__mro__:
         if "__init__" in vars(one):
-            names |= set(inspect.signature(one.__init__).parameters)
+            parameters = inspect.signature(one.__init__).parameters.values()
+            names |= {given.name for given in parameters if given.kind not in (given.VAR_POSITIONAL, given.VAR_KEYWORD)}
     if hasattr(model, "policy"):
         names |= {f"policy.{name}" for name in settings(model.policy) if name != "lr_schedule"}
     found = {}

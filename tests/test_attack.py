@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tests.attack.__main__ as attack
-from sb3_flow import kernels
+from sb3_flow import kernels, native
 from sb3_flow.native import BERNOULLI, CATEGORICAL, GAUSSIAN, TANH, Adam, describe_network, describe_objective
 from tests.attack.disguise import GUISES
 from tests.attack.engine import EQUAL, REFUSED
@@ -203,7 +203,7 @@ def test_no_network_gets_past_the_checks():
     for make in (
         lambda: right._replace(actor=far),
         lambda: right._make([far, *right[1:]]),
-        lambda: kernels.Network(far, *right[1:]),
+        lambda: native.Network(far, *right[1:]),
     ):
         with pytest.raises(ValueError, match="Layer 1 of `actor` must lie within 17 parameters"):
             make()
@@ -212,9 +212,9 @@ def test_no_network_gets_past_the_checks():
             array.flags.writeable = True
     for given in (tuple(right), None, right.actor):
         with pytest.raises(ValueError, match="`network` must be made by `describe_network`"):
-            kernels.policy_values(given, params, np.zeros((1, 2)))
+            native.policy_values(given, params, np.zeros((1, 2)))
     for other in (copy.deepcopy(right), pickle.loads(pickle.dumps(right)), right._replace(size=17)):
-        assert type(other) is kernels.Network and not other.actor.flags.writeable
+        assert type(other) is native.Network and not other.actor.flags.writeable
         np.testing.assert_array_equal(other.actor, right.actor)
 
 
@@ -223,20 +223,20 @@ def test_parameters_of_any_strides_are_read_as_they_are(dtype):
     """Every second number of a vector was read as if it were contiguous, and beyond the end of a reversed one."""
     rng = np.random.default_rng(0)
     params, observations = rng.standard_normal(17).astype(dtype), rng.standard_normal((5, 2))
-    expected = kernels.policy_outputs(network(), params, observations)
+    expected = native.policy_outputs(network(), params, observations)
     for guise, change in GUISES.items():
         given = change(params)
         if guise != "unaligned":
             given = guarded_array(given)
-        np.testing.assert_array_equal(kernels.policy_outputs(network(), given, observations), expected, err_msg=guise)
-        np.testing.assert_array_equal(kernels.policy_outputs(network(), params, change(observations)), expected, err_msg=guise)
+        np.testing.assert_array_equal(native.policy_outputs(network(), given, observations), expected, err_msg=guise)
+        np.testing.assert_array_equal(native.policy_outputs(network(), params, change(observations)), expected, err_msg=guise)
     one = np.broadcast_to(dtype(0.5), 17)
     np.testing.assert_array_equal(
-        kernels.policy_outputs(network(), one, observations), kernels.policy_outputs(network(), one.copy(), observations)
+        native.policy_outputs(network(), one, observations), native.policy_outputs(network(), one.copy(), observations)
     )
     for wrong in (params.astype(np.int64), params.astype(complex), params.astype(np.float16), params.tolist(), None):
         with pytest.raises(ValueError, match="`params` must be a NumPy array of float32 or float64"):
-            kernels.policy_outputs(network(), wrong, observations)
+            native.policy_outputs(network(), wrong, observations)
 
 
 def epoch(**changes):
@@ -258,7 +258,7 @@ def epoch(**changes):
         "old_log_probs": row,
         "advantages": row,
     }
-    return kernels.ppo_epoch(**arguments | changes)
+    return native.ppo_epoch(**arguments | changes)
 
 
 @pytest.mark.parametrize(
@@ -304,4 +304,4 @@ def test_losses_that_are_unknown_are_refused():
 
 def test_random_numbers_come_from_a_generator():
     with pytest.raises(ValueError, match=r"`rng` must be a numpy.random.Generator or None, but 0 was given"):
-        kernels.policy_forward(network(), np.zeros(17), np.zeros((1, 2)), 0)
+        native.policy_forward(network(), np.zeros(17), np.zeros((1, 2)), 0)
