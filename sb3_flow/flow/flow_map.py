@@ -189,11 +189,7 @@ def flow_map_sample(velocity: AverageVelocity, noise: th.Tensor, steps: int = 1)
 
 
 def flow_map_jvp(
-    velocity: AverageVelocity,
-    a_r: th.Tensor,
-    r: th.Tensor,
-    t: th.Tensor,
-    tangents: tuple[th.Tensor, th.Tensor, th.Tensor],
+    velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor, tangents: tuple[th.Tensor, th.Tensor, th.Tensor]
 ) -> tuple[th.Tensor, th.Tensor]:
     """
     Compute u_{r,t}(a_r) and its derivative along a direction, exactly, in one forward pass (``torch.func.jvp``).

@@ -33,11 +33,7 @@ class VelocityNetwork(CompiledNetwork):
     """
 
     def __init__(
-        self,
-        features_dim: int,
-        action_dim: int,
-        net_arch: Sequence[int],
-        activation_fn: Callable[[], nn.Module] = TanhGELU,
+        self, features_dim: int, action_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
     ) -> None:
         super().__init__()
         self.features_dim = features_dim
@@ -152,11 +148,7 @@ class EnsembleMLP(CompiledNetwork):
     """
 
     def __init__(
-        self,
-        n_members: int,
-        input_dim: int,
-        net_arch: Sequence[int],
-        activation_fn: Callable[[], nn.Module] = TanhGELU,
+        self, n_members: int, input_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
     ) -> None:
         super().__init__()
         self.n_members = n_members

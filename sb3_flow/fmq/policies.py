@@ -220,12 +220,7 @@ class FlowMapPolicy(GenerativePolicy):
         }
 
     def learn_behaviour(
-        self,
-        dataset: OfflineDataset,
-        gradient_steps: int,
-        batch_size: int = 256,
-        seed: int = 0,
-        progress_bar: bool = False,
+        self, dataset: OfflineDataset, gradient_steps: int, batch_size: int = 256, seed: int = 0, progress_bar: bool = False
     ) -> Self:
         """
         Behaviour cloning of a dataset by the actor alone: no critic, no environment, no algorithm around it. Calling it again

@@ -234,11 +234,7 @@ class _FusedMLPFunction(th.autograd.Function):
 
 
 def _gradients_by_torch(
-    layers: Sequence[Layer],
-    inputs: th.Tensor,
-    parameters: Sequence[th.Tensor],
-    needed: Sequence[bool],
-    grad: th.Tensor,
+    layers: Sequence[Layer], inputs: th.Tensor, parameters: Sequence[th.Tensor], needed: Sequence[bool], grad: th.Tensor
 ) -> list[th.Tensor | None]:
     """Compute the gradients that are needed of inputs and parameters, by autograd through torch's operators."""
     create_graph = th.is_grad_enabled()

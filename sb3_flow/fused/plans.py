@@ -96,15 +96,7 @@ class ForwardPlan:
 
     INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
 
-    def __init__(
-        self,
-        shape: Shape,
-        batch: int,
-        keeps_z: bool,
-        keeps_out: bool,
-        started: bool,
-        threads: int,
-    ) -> None:
+    def __init__(self, shape: Shape, batch: int, keeps_z: bool, keeps_out: bool, started: bool, threads: int) -> None:
         members, columns = shape.members, shape.columns
         # Layers share memory only if they are of one width: threads are at different layers at a time
         widths = columns[1:-1]

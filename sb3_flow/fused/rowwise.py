@@ -19,12 +19,7 @@ from numba import types
 
 from sb3_flow.compiled import c_function, inlined
 from sb3_flow.compiled.simd import intrinsic
-from sb3_flow.fused.activation_loops import (
-    gelu_backward,
-    gelu_forward,
-    gelu_layer_norm_backward,
-    gelu_layer_norm_forward,
-)
+from sb3_flow.fused.activation_loops import gelu_backward, gelu_forward, gelu_layer_norm_backward, gelu_layer_norm_forward
 from sb3_flow.fused.argument_blocks import (
     COUNTER,
     BackwardHead,

@@ -3,12 +3,7 @@
 import torch as th
 
 
-def flow_matching_loss(
-    velocity: th.Tensor,
-    noise: th.Tensor,
-    actions: th.Tensor,
-    mask: th.Tensor | None = None,
-) -> th.Tensor:
+def flow_matching_loss(velocity: th.Tensor, noise: th.Tensor, actions: th.Tensor, mask: th.Tensor | None = None) -> th.Tensor:
     """
     Compute the loss of conditional flow matching along straight paths x_t = (1 - t) noise + t actions (arXiv 2210.02747, Eq.
     23 with sigma_min = 0): mean squared distance of the predicted velocity at x_t to ``actions - noise``.

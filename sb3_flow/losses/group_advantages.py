@@ -20,11 +20,7 @@ _SMALLEST_RELATIVE_STD = 1e-6
 
 @th.no_grad()
 def group_advantages(
-    rewards: th.Tensor,
-    baseline: Baseline = "mean",
-    scale: Scale = "group",
-    ddof: int = 0,
-    eps: float = 1e-8,
+    rewards: th.Tensor, baseline: Baseline = "mean", scale: Scale = "group", ddof: int = 0, eps: float = 1e-8
 ) -> th.Tensor:
     """
     Compute advantages of whole trajectories. The defaults are GRPO's (arXiv 2402.03300, 4.1.2); ``scale="none"`` is Dr. GRPO's

@@ -30,11 +30,7 @@ def regression_loss(prediction: th.Tensor, target: th.Tensor, mask: th.Tensor | 
 
 
 def diagonal_loss(
-    velocity: _AverageVelocity,
-    actions: th.Tensor,
-    noise: th.Tensor,
-    t: th.Tensor,
-    mask: th.Tensor | None = None,
+    velocity: _AverageVelocity, actions: th.Tensor, noise: th.Tensor, t: th.Tensor, mask: th.Tensor | None = None
 ) -> th.Tensor:
     """
     Flow matching of the instantaneous velocity u_{t,t} (Eq. 3): ||u_{t,t}(a_t) - (a_1 - a_0)||^2.
@@ -50,12 +46,7 @@ def diagonal_loss(
 
 
 def eulerian_loss(
-    velocity: _AverageVelocity,
-    actions: th.Tensor,
-    noise: th.Tensor,
-    r: th.Tensor,
-    t: th.Tensor,
-    mask: th.Tensor | None = None,
+    velocity: _AverageVelocity, actions: th.Tensor, noise: th.Tensor, r: th.Tensor, t: th.Tensor, mask: th.Tensor | None = None
 ) -> th.Tensor:
     """
     Eulerian self-distillation, the mean flow loss (Eq. 5). Along a path, u_{r,t} = v_r + (t - r) d/dr u_{r,t}(a_r):

@@ -65,11 +65,7 @@ class ChunkedPolicy(BasePolicy):
         chunk = self.predict_chunk(observation, deterministic)
         return chunk.unflatten(1, (self.horizon_length, -1))[:, 0]
 
-    def plan(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        decide: Callable[[PyTorchObs], th.Tensor],
-    ) -> np.ndarray:
+    def plan(self, observation: np.ndarray | dict[str, np.ndarray], decide: Callable[[PyTorchObs], th.Tensor]) -> np.ndarray:
         """
         Decide actions in the units of the action space.
 
@@ -116,9 +112,7 @@ class ChunkedPolicy(BasePolicy):
 
 
 def next_actions(
-    plan: Callable[[], np.ndarray],
-    state: ChunkState | None,
-    episode_start: np.ndarray | None,
+    plan: Callable[[], np.ndarray], state: ChunkState | None, episode_start: np.ndarray | None
 ) -> tuple[np.ndarray, ChunkState]:
     """
     Take the next action out of every environment's chunk, planning anew where one is used up or its episode is over.

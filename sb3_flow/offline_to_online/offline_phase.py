@@ -16,12 +16,7 @@ from sb3_flow.common.checks import check_learning, check_whole
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.evaluation_notes import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.offline_to_online.metrics import MetricSums
-from sb3_flow.offline_to_online.offline_env import (
-    OfflineProgressBar,
-    SpacesOnlyVecEnv,
-    has_statistics,
-    normalized_alike,
-)
+from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
 from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
 from sb3_flow.offline_to_online.phase import ONLINE, Phase

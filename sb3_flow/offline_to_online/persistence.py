@@ -191,10 +191,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         self._connect_buffer_and_policy()
 
     def set_parameters(
-        self,
-        load_path_or_dict: str | dict[str, Any],
-        exact_match: bool = True,
-        device: th.device | str = "auto",
+        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
         Load parameters from a given zip-file or a nested dictionary; if that fails the model is as it was.

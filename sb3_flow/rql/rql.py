@@ -18,15 +18,7 @@ from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.options import arguments_in
-from sb3_flow.rql.policies import (
-    CnnPolicy,
-    FlowActor,
-    MlpPolicy,
-    MultiInputPolicy,
-    PartialActionValue,
-    RQLPolicy,
-    Value,
-)
+from sb3_flow.rql.policies import CnnPolicy, FlowActor, MlpPolicy, MultiInputPolicy, PartialActionValue, RQLPolicy, Value
 
 
 class RQL(OfflineToOnlineAlgorithm):
