@@ -12,7 +12,7 @@ from sb3_flow.offline_to_online.spaces import same_but_for_bounds
 
 
 class OnlinePhase(PersistentAlgorithm):
-    """Off-policy algorithm that collects steps with action chunks, in an environment that may come after the dataset."""
+    """Off-policy algorithm that collects steps with action chunks, in an environment that may be set after the dataset."""
 
     policy: ChunkedPolicy
     offline_updates: int
