@@ -1,4 +1,4 @@
-"""The test whether numba can make machine code here. Where numba cannot, loops run in plain Python and networks in torch."""
+"""The test whether numba works here. Where numba does not work, loops run in plain Python and networks in torch."""
 
 import os
 from functools import cache
@@ -18,6 +18,6 @@ def unavailable() -> str | None:
         from sb3_flow.compiled.probe import probe
 
         probe()
-    except Exception as error:  # whatever is wrong with an installation of numba or llvmlite
+    except Exception as error:  # a broken installation of numba or llvmlite may raise any error
         return f"numba cannot be used ({type(error).__name__}: {error})".replace("\n", " ")
     return None

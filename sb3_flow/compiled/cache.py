@@ -1,15 +1,15 @@
 """
-Machine code on disk, keyed by everything that it is made of.
+Machine code on disk, keyed by its sources, the compiler and the machine.
 
-numba's own cache compares the file that a loop stands in, and no other: after a change of a loop that is called from another
-file, its callers' old machine code stays in use. Here an entry lies in a folder that is named by
+numba's own cache compares only the file that a loop stands in: after a change of a loop in another file, its callers' old
+machine code stays in use. Here an entry lies in a folder that is named by
 
 - the environment: Python, the CPU with its features, and numba's compiler options;
 - the code: the sources of all folders with compiled loops, numba's version and llvmlite's.
 
-Folders of other code in the same environment are old and are removed when a new one is made; those of other environments
-(another Python, another machine on a shared disk) and of other installations are left alone. Every entry is a file of its own
-that appears whole or not at all and carries a checksum, so that any number of processes may compile at once.
+A new folder replaces the folders of other code in the same environment; folders of other environments (another Python, another
+machine on a shared disk) and of other installations stay. Every entry is a file that appears whole or not at all and carries a
+checksum, so that any number of processes may compile at once.
 
 numba's private names in use, checked on numba 0.68: ``Dispatcher._cache`` and ``CFunc._cache`` (a ``_Cache`` with
 ``load_overload`` and ``save_overload``), ``CompileResultCacheImpl``, ``serialize.dumps``; tests/test_compiled_cache.py.
@@ -56,7 +56,7 @@ def sources_digest() -> str | None:
     """
     Digest the sources as they are on disk now, and the compiler's versions. Files are read only if they changed.
 
-    :return: the digest; None if there are no sources (in a zip file, say): nothing is kept then
+    :return: the digest; None if there are no source files (in a zip file, say), so that no machine code is kept
     """
     try:
         sources = stamps()
@@ -86,7 +86,7 @@ def _folders() -> list[Path]:
     return [root / f"numba-{environment_digest()}" for root in roots]
 
 
-# Functions are compiled from what was imported, not from what a file has become since
+# Functions are compiled from the imported sources, not from the present files
 _IMPORTED = (sources_digest() or "") if stamps() == IMPORTED else ""
 
 
@@ -95,11 +95,7 @@ def _is_fresh() -> bool:
 
 
 class SourceCache(_Cache):
-    """
-    The entries of one function, one for each signature.
-
-    :param function: the Python function
-    """
+    """Entries of one Python function, one for each signature."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -109,17 +105,13 @@ class SourceCache(_Cache):
 
     @property
     def cache_path(self) -> str:
-        """The preferred folder, as numba's interface asks for it."""
+        """Preferred folder, for numba's interface."""
         return str(_folders()[0] / _IMPORTED)
 
     def enable(self) -> None:
-        """Do nothing: numba's interface has this method, and this cache is always on."""
+        """Do nothing, for numba's interface: this cache is always on, and an entry is never stale."""
 
-    def disable(self) -> None:
-        """Do nothing: numba's interface has this method, and this cache is always on."""
-
-    def flush(self) -> None:
-        """Do nothing: numba's interface has this method, and an entry is never stale."""
+    disable = flush = enable
 
     def _file(self, signature: Any, codegen: Any) -> str:
         code = self._function.__code__
@@ -127,13 +119,7 @@ class SourceCache(_Cache):
         return f"{self._name}-{_digest(key)[:24]}"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """
-        Read an entry.
-
-        :param sig: the signature
-        :param target_context: numba's
-        :return: numba's result of the compilation; None if there is none, or if the sources changed since they were imported
-        """
+        """Read numba's result of a compilation; return None if there is no entry or the sources changed since the import."""
         target_context.refresh()
         if not _is_fresh():
             return None
@@ -148,12 +134,7 @@ class SourceCache(_Cache):
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """
-        Write an entry, where it can be written; a warning says if it cannot.
-
-        :param sig: the signature
-        :param data: numba's result of the compilation
-        """
+        """Write numba's result of a compilation to the first folder that can be written; warn if no folder can."""
         if data.library.has_dynamic_globals or not _is_fresh():
             return
         content = dumps(CompileResultCacheImpl.reduce(None, data))  # type: ignore[arg-type]
@@ -193,23 +174,13 @@ def _warn_once(failures: str) -> None:
 
 
 def keep_on_disk(dispatcher: Any) -> Any:
-    """
-    Give a function of ``numba.njit`` this cache.
-
-    :param dispatcher: the function
-    :return: the same
-    """
+    """Give a function of ``numba.njit`` this cache, and return it."""
     dispatcher._cache = SourceCache(dispatcher.py_func)
     return dispatcher
 
 
 def compile_c_function(function: Any) -> Any:
-    """
-    Compile a function of a pointer to int64 numbers, or read it from the cache.
-
-    :param function: the Python function
-    :return: numba's C function
-    """
+    """Compile a Python function of a pointer to int64 numbers to numba's C function, or read it from the cache."""
     signature = sigutils.normalize_signature(types.void(types.CPointer(types.int64)))
     kernel: Any = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
     kernel._cache = SourceCache(function)

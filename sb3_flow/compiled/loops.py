@@ -17,11 +17,10 @@ def compiled(**options: Any) -> Callable[[Function], Function]:
     Make the decorator of this package's loops, which release the GIL, may use fused multiply-add, and are kept on disk. Where
     numba cannot be used, the loops stay Python functions: slow, and right.
 
-    Loops that Python calls fill arrays that they are given. Of an array that a loop returns, numba asks Python for the dtype,
-    and a KeyboardInterrupt that falls there becomes a SystemError.
+    Loops that Python calls fill given arrays. For an array that a loop returns, numba would ask Python for the dtype, and a
+    KeyboardInterrupt at that moment would become a SystemError.
 
-    :param options: of ``numba.njit``, instead of the above
-    :return: the decorator
+    :param options: options of ``numba.njit`` instead of these
     """
     if unavailable() is not None:
         return _in_python
@@ -37,8 +36,7 @@ def inlined(**options: Any) -> Callable[[Function], Function]:
     """
     Make the decorator of functions that only compiled loops call, and that are kept with these.
 
-    :param options: of ``numba.njit``
-    :return: the decorator
+    :param options: options of ``numba.njit``
     """
     if unavailable() is not None:
         return _in_python
@@ -54,9 +52,9 @@ def _in_python(function: Function) -> Function:
 
 class Loop:
     """
-    A loop that is compiled only by :meth:`checked`. ``call`` raises TypeError if arguments are not exactly of a kind that was
-    checked once (dtype, dimensions, C-contiguous, writable), which saves these checks in Python: they would cost more than
-    the loop does.
+    A loop that only :meth:`checked` compiles. ``call`` raises TypeError if arguments are not of exactly a kind that was
+    checked once (dtype, dimensions, C-contiguous, writable), which saves these checks in Python: they would cost more time
+    than the loop.
 
     :param function: the Python function
     """
@@ -66,14 +64,9 @@ class Loop:
         self.call: Function = self._refuse
 
     def checked(self, *arguments: Any) -> Any:
-        """
-        Run the loop, which is compiled if need be.
-
-        :param arguments: known to be right
-        :return: the loop's result
-        """
+        """Run the loop, after compiling it if necessary, on arguments that were checked, and return its result."""
         function: Any = self._function
-        if not hasattr(function, "disable_compile"):  # Python's, which takes any kind: ``call`` goes on refusing
+        if not hasattr(function, "disable_compile"):  # a Python function takes any kind: ``call`` goes on refusing
             return function(*arguments)
         try:
             return self.call(*arguments)
@@ -104,10 +97,10 @@ class c_function:
 
     @cached_property
     def address(self) -> int:
-        """Address of the machine code."""
+        """Address of the machine code, which is compiled or read at the first use."""
         from sb3_flow.compiled.cache import compile_c_function
 
-        self._code = compile_c_function(self._function)  # machine code lives as long as its owner
+        self._code = compile_c_function(self._function)  # machine code lives as long as this object
         return int(self._code.address)
 
     @cached_property

@@ -23,4 +23,4 @@ def stamps() -> Stamps:
 
 
 IMPORTED = stamps()
-"""Loops, and numba with them, are imported when they are first used: long after the constants that they are compiled with."""
+"""State at the first import: loops are imported at their first use, long after the constants that they are compiled with."""

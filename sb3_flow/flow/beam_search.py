@@ -7,6 +7,7 @@ import torch as th
 from sb3_flow.flow.flow_map import AverageVelocity, flow_map_sample, jump
 from sb3_flow.flow.guidance import Aggregation, Critic, action_gradient, aggregate_q, q_guided_projection
 from sb3_flow.flow.noise import NoiseSource
+from sb3_flow.kernels.array_arguments import check_choice
 
 
 def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:
@@ -15,11 +16,11 @@ def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregati
 
     :param candidates: shape ``(B, n, A)``
     :param q_values: values of the members, shape ``(n_critics, B, n)``
-    :param aggregation: ranks the candidates, see :func:`~sb3_flow.flow.guidance.aggregate_q`
+    :param aggregation: aggregation of the members, see :func:`~sb3_flow.flow.guidance.aggregate_q`
     :return: of each sample the candidate with the largest value, shape ``(B, A)``
     """
-    best = aggregate_q(q_values, aggregation).argmax(dim=1)
-    return _select(candidates, best.unsqueeze(1)).squeeze(1)
+    best = aggregate_q(q_values, aggregation).argmax(dim=1, keepdim=True)
+    return _select(candidates, best).squeeze(1)
 
 
 def _select(candidates: th.Tensor, indices: th.Tensor) -> th.Tensor:
@@ -43,9 +44,9 @@ def beam_search(
 ) -> th.Tensor:
     """
     Search by Q-guided beams (QGBS). M one-step samples are the first particles; an iteration renoises each of them
-    ``branches`` times to t' = rho / (1 + rho) (Eq. 14), completes these again, keeps the M best by Q (parents are dropped) and
-    moves them by eta along the normalised grad_a Q. The best particle is returned. Without iterations the samples are moved
-    once, as in the released implementation; with eta = 0 that is best-of-M.
+    ``branches`` times to t' = rho / (1 + rho) (Eq. 14), completes the branches again, keeps the M best by Q (parents are
+    dropped) and moves them by eta along the normalised grad_a Q. The best particle is returned. Without iterations the samples
+    are moved once, as in the released implementation; with eta = 0 that is best-of-M.
 
     Actions are clipped to [-1, 1] after every sample, completion and move. Per observation the actor is evaluated
     on M (1 + K B) actions, the critic on M (1 + K B + K), of which M K with gradients. All shapes are static. The
@@ -62,11 +63,10 @@ def beam_search(
     :param rho: ratio of signal to noise of the branches
     :param completion: ``"diagonal"``, as released: one Euler step with u_{t',t'}; ``"average"``, as published: the jump
         with u_{t',1}. FMQ's online phase trains jumps to t = 1 and leaves the diagonal as it was offline
-    :param aggregation: the Q that ranks and guides, see :func:`~sb3_flow.flow.guidance.aggregate_q`
+    :param aggregation: aggregation of the members that ranks and guides, see :func:`~sb3_flow.flow.guidance.aggregate_q`
     :return: actions, shape ``(E, A)``
     """
-    if completion not in ("diagonal", "average"):
-        raise ValueError(f"`completion` must be 'diagonal' or 'average', but {completion!r} was given.")
+    check_choice(("diagonal", "average"), completion=completion)
     noise_level = 1.0 / (1.0 + rho)
 
     def branch(particles: th.Tensor) -> th.Tensor:
@@ -80,8 +80,7 @@ def beam_search(
 
     def keep_best(children: th.Tensor) -> th.Tensor:
         scores = aggregate_q(critic(children), aggregation)
-        best = scores.topk(beam_width, dim=1).indices
-        return _select(children, best)
+        return _select(children, scores.topk(beam_width, dim=1).indices)
 
     def guide(particles: th.Tensor) -> th.Tensor:
         if eta == 0.0:

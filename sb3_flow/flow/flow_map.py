@@ -7,14 +7,13 @@ Equation numbers are those of FMQ (arXiv 2605.12416).
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_flow.fused.compiled_network import CompiledNetwork
+from sb3_flow.fused.compiled_network import LinearNetwork
 from sb3_flow.fused.fusable import are_filled, is_untouched, nothing_looks_in, sizes_are_numbers
 from sb3_flow.fused.fused_mlp import NotCovered
 from sb3_flow.fused.plain_mlp import TanhGELU
@@ -25,12 +24,11 @@ AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 LARGEST_PERIOD = 10_000.0
 
 
-class FlowMapNetwork(CompiledNetwork):
+class FlowMapNetwork(LinearNetwork):
     """
     Average velocity u(s, a_r, r, t) from flow time r to t >= r: an MLP on concat[s, a_r, e(r), e(t)].
 
-    e embeds a time as cosines and sines of fixed frequencies from 1 down to 1 / 10000, or leaves it a raw scalar.
-    Glorot-uniform weights and zero biases everywhere, no normalisation layer and no squashing of the output.
+    e embeds a time as cosines and sines of fixed frequencies from 1 down to 1 / 10000, or leaves the time a raw scalar.
 
     :param features_dim: dimension of the observation features s
     :param action_dim: dimension A of the (flattened chunk) action a
@@ -49,18 +47,10 @@ class FlowMapNetwork(CompiledNetwork):
         activation_fn: Callable[[], nn.Module] = TanhGELU,
         fourier_dim: int = 64,
     ) -> None:
-        super().__init__()
         if fourier_dim < 0 or fourier_dim % 2:
             raise ValueError(f"`fourier_dim` must be even and not negative, but {fourier_dim} was given.")
-        self.features_dim = features_dim
-        sizes = [features_dim + action_dim + 2 * (fourier_dim or 1), *net_arch, action_dim]
-        self.n_weights = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
-        layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
-        for layer in layers:
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        self.layers = nn.ModuleList(layers)
-        self.activation = activation_fn()
+        n_inputs = features_dim + action_dim + 2 * (fourier_dim or 1)
+        super().__init__(features_dim, [n_inputs, *net_arch, action_dim], activation_fn)
         exponents = th.arange(fourier_dim // 2, dtype=th.float64) / max(fourier_dim // 2 - 1, 1)
         self.register_buffer("frequencies", (LARGEST_PERIOD**-exponents).to(th.get_default_dtype()), persistent=False)
 
@@ -70,7 +60,7 @@ class FlowMapNetwork(CompiledNetwork):
 
         :param r: shape ``(..., 1)``
         :param t: shape ``(..., 1)``
-        :return: concat[e(r), e(t)], shape ``(..., 2 * fourier_dim)``, or concat[r, t] if that is 0
+        :return: concat[e(r), e(t)], shape ``(..., 2 * fourier_dim)``, or concat[r, t] if ``fourier_dim`` is 0
         """
         times = th.cat([r, t], dim=-1)
         if not len(self.frequencies):
@@ -80,11 +70,11 @@ class FlowMapNetwork(CompiledNetwork):
 
     def bind(self, features: th.Tensor, n_candidates: int | None = None) -> AverageVelocity:
         """
-        Close the network over the observation; its share of the first layer is computed once.
+        Close the network over the observation, whose share of the first layer is computed once.
 
         :param features: observation features, shape ``(B, features_dim)``; or ``(B, 1, features_dim)`` for several
-            candidates per observation, a of shape ``(B, n, A)``: leading dimensions broadcast against those of a
-        :param n_candidates: n of all calls, if it is known: whether kernels repay these is decided once then
+            candidates per observation, a of shape ``(B, n, A)``: the leading dimensions of features and a broadcast
+        :param n_candidates: n of all calls, if it is known: then the choice of kernels for few rows is made once
         :return: ``velocity(a, r, t)`` for a of shape ``(B, A)``, r and t of shape ``(B, 1)``
         """
         if not (self.native and sizes_are_numbers()):
@@ -104,7 +94,7 @@ class FlowMapNetwork(CompiledNetwork):
         return velocity
 
     def _bind_few(self, features: th.Tensor) -> AverageVelocity:
-        """Use torch's own operators for one call of few rows: each operator costs, so the first layer stays whole."""
+        """Use torch's own operators for one call of few rows; the first layer stays whole, because each operator costs."""
         first, *others = self.layers
 
         def velocity(a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
@@ -121,11 +111,11 @@ class FlowMapNetwork(CompiledNetwork):
         return velocity
 
     def _fused(self, features: th.Tensor, a: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor | None:
-        """Compute u by compiled kernels; None if they do not cover this."""
+        """Compute u by compiled kernels; return None if the kernels do not cover this call."""
         rows, given = a.shape[:-1], features.shape[:-1]
         # Torch's operators may also broadcast a against more features
         fits = len(given) <= len(rows) and all(n in (1, m) for n, m in zip(reversed(given), reversed(rows), strict=False))
-        network = self.fused_linear(self.layers) if fits else None
+        network = self.fused_linear() if fits else None
         if network is not None:
             inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
             with suppress(NotCovered):
@@ -133,9 +123,8 @@ class FlowMapNetwork(CompiledNetwork):
         return None
 
     def _bind_plain(self, features: th.Tensor) -> AverageVelocity:
-        """Use torch's own operators: all of them have forward-mode derivatives."""
-        layers: list[Any] = list(self.layers)
-        first, *others = layers
+        """Use torch's own operators, which have forward-mode derivatives."""
+        first, *others = list[Any](self.layers)
         if is_untouched(first, nn.Linear):
             from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
             flow_weight = first.weight[:, self.features_dim :]
@@ -163,8 +152,8 @@ def jump(velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor) 
 
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param a_r: points at flow time r, shape ``(B, A)``
-    :param r: shape ``(B, 1)``
-    :param t: shape ``(B, 1)``
+    :param r: flow times, shape ``(B, 1)``, as of t
+    :param t: flow times of the results
     :return: a_t, shape ``(B, A)``
     """
     return th.addcmul(a_r, t - r, velocity(a_r, r, t))
@@ -172,9 +161,7 @@ def jump(velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor) 
 
 def flow_map_sample(velocity: AverageVelocity, noise: th.Tensor, steps: int = 1) -> th.Tensor:
     """
-    Go from noise at t = 0 to actions at t = 1 in ``steps`` equal jumps (one jump: Eq. 7).
-
-    The result is not clipped: the caller clips once, at the end.
+    Go from noise at t = 0 to actions at t = 1 in ``steps`` equal jumps (one jump: Eq. 7). The result is not clipped.
 
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param noise: a_0, shape ``(..., A)``
@@ -189,11 +176,7 @@ def flow_map_sample(velocity: AverageVelocity, noise: th.Tensor, steps: int = 1)
 
 
 def flow_map_jvp(
-    velocity: AverageVelocity,
-    a_r: th.Tensor,
-    r: th.Tensor,
-    t: th.Tensor,
-    tangents: tuple[th.Tensor, th.Tensor, th.Tensor],
+    velocity: AverageVelocity, a_r: th.Tensor, r: th.Tensor, t: th.Tensor, tangents: tuple[th.Tensor, th.Tensor, th.Tensor]
 ) -> tuple[th.Tensor, th.Tensor]:
     """
     Compute u_{r,t}(a_r) and its derivative along a direction, exactly, in one forward pass (``torch.func.jvp``).
@@ -207,8 +190,7 @@ def flow_map_jvp(
     :param tangents: the direction in a_r, r and t, of their shapes
     :return: u and (d_a u) tangents[0] + (d_r u) tangents[1] + (d_t u) tangents[2], shapes ``(B, A)``
     """
-    u, derivative = th.func.jvp(velocity, (a_r, r, t), tangents)[:2]
-    return u, derivative
+    return th.func.jvp(velocity, (a_r, r, t), tangents)[:2]  # type: ignore[return-value]
 
 
 def sample_r_t(
@@ -220,18 +202,16 @@ def sample_r_t(
     device: th.device | None = None,
 ) -> tuple[th.Tensor, th.Tensor]:
     """
-    Draw pairs of flow times r <= t of the self-distillation losses. They start as one time, r = t ~ (U1 + U2) / 2, and are
-    spread linearly to the sorted pair of two U[0, 1) between ``warmup_steps`` and ``anneal_end_step`` (released
-    implementation: 5,000 and 50,000; during warm-up the losses have weight zero).
-
-    Even then P(t - r > 0.9) is 0.01 only: the one jump of inference is seldom trained directly.
+    Draw pairs of flow times r <= t of the self-distillation losses. During warm-up, when the losses have weight zero, r = t =
+    (U1 + U2) / 2; from then to ``anneal_end_step`` (released: 5,000 and 50,000) the pair is spread linearly to two sorted
+    U[0, 1). Even then P(t - r > 0.9) is only 0.01: the one jump of inference is seldom trained directly.
 
     :param batch_size: B
     :param step: gradient steps made, an int or a tensor without dimensions (on ``device``, no synchronisation)
     :param warmup_steps: until then r = t
     :param anneal_end_step: from then on r and t are independent up to their order
     :param generator: generator on ``device``
-    :param device: where the result lives; by default where the generator does
+    :param device: device of the result, by default of the generator
     :return: r and t, shapes ``(B, 1)``
     """
     if device is None:

@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch as th
 
+from sb3_flow.kernels.array_arguments import check_choice
+
 Critic = Callable[[th.Tensor], th.Tensor]
 Aggregation = Literal["first", "min", "mean"]
 
@@ -28,18 +30,17 @@ def aggregate_q(q_values: th.Tensor, aggregation: Aggregation) -> th.Tensor:
         return q_values[0]
     if aggregation == "min":
         return q_values.amin(dim=0)
-    if aggregation == "mean":
-        return q_values.mean(dim=0)
-    raise ValueError(f"`aggregation` must be 'first', 'min' or 'mean', but {aggregation!r} was given.")
+    check_choice(("first", "min", "mean"), aggregation=aggregation)
+    return q_values.mean(dim=0)
 
 
 def action_gradient(critic: Critic, actions: th.Tensor, aggregation: Aggregation = "first") -> tuple[th.Tensor, th.Tensor]:
     """
-    Compute grad_a Q(s, a) of every action on its own. Nothing else gets a gradient, and neither result carries one.
+    Compute grad_a Q(s, a) of every action on its own. Nothing else gets a gradient, and neither result carries a gradient.
 
-    :param critic: ``critic(actions)``; weights that it treats as constants save the time for their gradients
+    :param critic: ``critic(actions)``; a critic that treats its weights as constants saves the time for their gradients
     :param actions: where the gradient is taken, shape ``(..., A)``
-    :param aggregation: which Q, see :func:`aggregate_q`; FMQ trains with the first member, QGBS uses the minimum
+    :param aggregation: of the members, see :func:`aggregate_q`; FMQ trains with the first member, QGBS uses the minimum
     :return: values of all members, shape ``(K, ...)``, and the gradient, shape ``(..., A)``
     """
     with th.enable_grad():
@@ -75,10 +76,9 @@ def effective_radius(
     :param q_values: values of the members at the guided actions, shape ``(K, B)``
     :param beta: sensitivity to disagreement; 0 for a constant radius
     :param eta: base radius of the published form
-    :param numerator: ``"published"`` has eta; the released implementation has 1 whatever eta
+    :param numerator: ``"published"`` has eta; the released implementation has 1 for every eta
     :return: shape ``(B,)``
     """
-    if numerator not in ("released", "published"):
-        raise ValueError(f"`numerator` must be 'released' or 'published', but {numerator!r} was given.")
+    check_choice(("released", "published"), numerator=numerator)
     deviation = q_values.std(dim=0, correction=0)
     return (eta if numerator == "published" else 1.0) / (1.0 + beta * deviation / (deviation.mean() + EPS))

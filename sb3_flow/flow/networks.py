@@ -11,20 +11,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_flow.flow.ode import Velocity
-from sb3_flow.fused.compiled_network import CompiledNetwork
+from sb3_flow.fused.compiled_network import CompiledNetwork, LinearNetwork
 from sb3_flow.fused.fusable import are_filled, can_fuse, is_untouched, nothing_looks_in, sizes_are_numbers
 from sb3_flow.fused.fused_mlp import FusedMLP, NotCovered
 from sb3_flow.fused.plain_mlp import Layer, TanhGELU, mlp
 
 FEW_ENSEMBLE_ROWS, FEW_WEIGHTS = 8, 300_000
-"""Rows of an ensemble that do not repay its kernel, unless its weights are few."""
+"""Rows of an ensemble that do not repay the kernel, unless the weights are few."""
 
 
-class VelocityNetwork(CompiledNetwork):
+class VelocityNetwork(LinearNetwork):
     """
     Velocity field u(s, x, t) in unit time: an MLP on concat[s, x, t] with t one raw scalar.
-
-    Glorot-uniform weights and zero biases everywhere, no normalisation layer and no squashing of the output.
 
     :param features_dim: dimension of the observation features s
     :param action_dim: dimension A of the (flattened chunk) action x
@@ -33,24 +31,11 @@ class VelocityNetwork(CompiledNetwork):
     """
 
     def __init__(
-        self,
-        features_dim: int,
-        action_dim: int,
-        net_arch: Sequence[int],
-        activation_fn: Callable[[], nn.Module] = TanhGELU,
+        self, features_dim: int, action_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
     ) -> None:
-        super().__init__()
-        self.features_dim = features_dim
-        sizes = [features_dim + action_dim + 1, *net_arch, action_dim]
-        self.n_weights = sum(n_in * n_out for n_in, n_out in pairwise(sizes))
-        layers = [nn.Linear(n_in, n_out) for n_in, n_out in pairwise(sizes)]
-        for layer in layers:
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-        self.layers = nn.ModuleList(layers)
-        self.activation = activation_fn()
+        super().__init__(features_dim, [features_dim + action_dim + 1, *net_arch, action_dim], activation_fn)
 
-    def bind(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+    def bind(self, features: th.Tensor) -> Velocity:
         """
         Close the field over the observation. The share of the first layer that depends on s alone is computed once and
         serves every step of an integration.
@@ -61,12 +46,12 @@ class VelocityNetwork(CompiledNetwork):
         if self.native and nothing_looks_in():
             if not self.repays_integration(features.shape[0]):
                 return self._bind_few(features)
-            network = self.fused_linear(self.layers) if are_filled(features) else None
+            network = self.fused_linear() if are_filled(features) else None
             if network is not None:
                 return _FusedVelocity(features, network, self._bind_plain)
         return self._bind_plain(features)
 
-    def _bind_few(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
+    def _bind_few(self, features: th.Tensor) -> Velocity:
         """Use torch's own operators for an integration of few rows: the parameters are looked up once for all steps."""
         layers: list[Any] = list(self.layers)
         if not all(is_untouched(layer, nn.Linear) for layer in layers):
@@ -83,9 +68,8 @@ class VelocityNetwork(CompiledNetwork):
 
         return velocity
 
-    def _bind_plain(self, features: th.Tensor) -> Callable[[th.Tensor, th.Tensor], th.Tensor]:
-        layers: list[Any] = list(self.layers)
-        first, *others = layers
+    def _bind_plain(self, features: th.Tensor) -> Velocity:
+        first, *others = list[Any](self.layers)
         if is_untouched(first, nn.Linear):
             from_features = F.linear(features, first.weight[:, : self.features_dim], first.bias)
             flow_weight = first.weight[:, self.features_dim :].t()
@@ -111,7 +95,7 @@ class _FusedVelocity:
 
     :param features: observation features, shape ``(B, features_dim)``
     :param network: the compiled field
-    :param bind_plain: makes the same of torch's own operators
+    :param bind_plain: closes the same field over features by torch's own operators
     """
 
     def __init__(self, features: th.Tensor, network: FusedMLP, bind_plain: Callable[[th.Tensor], Velocity]) -> None:
@@ -131,7 +115,7 @@ class _FusedVelocity:
         return self._bind_plain(self._features)(x, t)
 
     def euler(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor | None:
-        """Do :func:`sb3_flow.flow.ode.euler` in one kernel; None if the kernels do not cover this."""
+        """Do :func:`sb3_flow.flow.ode.euler` in one kernel; return None if the kernels do not cover this call."""
         if not th.is_grad_enabled() and can_fuse(x, time, step):
             with suppress(NotCovered):
                 return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
@@ -142,8 +126,8 @@ class EnsembleMLP(CompiledNetwork):
     """
     K independent scalar MLPs as one batched computation, weights of shape ``(K, in, out)``.
 
-    Every hidden layer is Linear, activation, LayerNorm in this order (the norm after the activation, eps 1e-6, scale
-    and shift per member); the output layer is linear. Glorot-uniform weights, zero biases.
+    Every hidden layer is Linear, activation, LayerNorm in this order (eps 1e-6, scale and shift per member); the output layer
+    is linear. Glorot-uniform weights, zero biases.
 
     :param n_members: ensemble size K
     :param input_dim: dimension of the (concatenated) input
@@ -152,11 +136,7 @@ class EnsembleMLP(CompiledNetwork):
     """
 
     def __init__(
-        self,
-        n_members: int,
-        input_dim: int,
-        net_arch: Sequence[int],
-        activation_fn: Callable[[], nn.Module] = TanhGELU,
+        self, n_members: int, input_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
     ) -> None:
         super().__init__()
         self.n_members = n_members
@@ -173,11 +153,11 @@ class EnsembleMLP(CompiledNetwork):
         self.shifts = nn.ParameterList(nn.Parameter(th.zeros(n_members, 1, n)) for n in net_arch)
 
     def repays_call(self, rows: int) -> bool:
-        # torch needs a dozen operators a layer; few rows alone do not repay reading many weights in another order
+        # torch needs a dozen operators a layer; only few rows with many weights do not repay reading these in another order
         return th.is_grad_enabled() or rows >= FEW_ENSEMBLE_ROWS or self.n_weights <= FEW_WEIGHTS
 
     def bind(self) -> Callable[[th.Tensor, bool], th.Tensor]:
-        """Make :meth:`forward` with the weights as they are now; several calls cost less than several calls of the module."""
+        """Close :meth:`forward` over the present weights, which makes several calls cheaper."""
         groups = [_parameters(group) for group in (self.weights, self.biases, self.scales, self.shifts)]
         *hidden_layers, last = zip_longest(*groups)
         layers: list[Any] = [*hidden_layers, last[:2]]
@@ -205,5 +185,5 @@ class EnsembleMLP(CompiledNetwork):
 
 
 def _parameters(group: nn.ParameterList) -> list[Any]:
-    # Iterating over a ParameterList itself costs more than a small matrix product; a parametrized one is another class
+    # Iterating over a ParameterList costs more than a small matrix product; a parametrized list is of another class
     return list(group._parameters.values()) if type(group) is nn.ParameterList else list(group)

@@ -6,8 +6,8 @@ i times an odd constant, so that a row's numbers depend neither on other rows no
 observation's numbers and of a seed: a sum of products with random odd constants (multilinear hashing), mixed. Integers
 have 64 bits and wrap around, which every device does alike, and their sums do not depend on the order.
 
-The functions take NumPy's arrays or torch's tensors, which have every device and can be traced. On the CPU one compiled loop
-draws the same numbers; without numba NumPy's operators do, which cost a tenth of torch's on so few numbers.
+The functions take NumPy's arrays or torch's tensors, which may be on any device and can be traced. On the CPU one compiled
+loop draws the same numbers; without numba NumPy's operators do, which cost a tenth of torch's on so few numbers.
 """
 
 import math
@@ -22,12 +22,12 @@ from sb3_flow.compiled import unavailable
 from sb3_flow.fused.fusable import can_fuse
 
 NoiseSource = Callable[[int], th.Tensor]
-"""``source(n)``: n new starting points for every observation, shape ``(B, n, A)``."""
+"""``source(n)`` draws n new starting points for every observation, shape ``(B, n, A)``."""
 Array = Any
 """A NumPy array or a tensor."""
 
 GAMMA, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-"""Constants of SplitMix64: 2^64 divided by the golden ratio, and the factors of its output function, as signed numbers."""
+"""Constants of SplitMix64: 2^64 divided by the golden ratio, and the factors of the output function, as signed numbers."""
 LOW = 2**32 - 1
 
 
@@ -70,7 +70,7 @@ def row_keys(rows: Array, odd: Array, seed: int) -> Array:
     :param seed: any integer
     :return: int64, shape ``(B,)``
     """
-    # by arithmetic, which can be traced, unlike looking at the bits: a mantissa of 24 bits and its exponent
+    # Arithmetic can be traced, unlike a look at the bits: a mantissa of 24 bits and its exponent
     mantissas, exponents = _library(rows).frexp(rows)
     whole = mantissas * 2.0**24
     integers = (whole.long() if isinstance(whole, th.Tensor) else whole.astype(np.int64)) * 1024 + exponents
@@ -146,12 +146,11 @@ def _compiled_draw(rows: np.ndarray, odd: np.ndarray, seed: int) -> Callable[[in
 
 def fresh_noise(rows: int, size: int, generator: th.Generator | None, device: th.device) -> NoiseSource:
     """
-    Draw new noise every time.
+    Make a source that draws new noise every time.
 
     :param rows: observations B
     :param size: numbers of a starting point, A
     :param generator: generator on ``device``; None for torch's own
-    :param device: where the noise lives
-    :return: source of noise
+    :param device: device of the noise
     """
     return lambda n: th.randn(rows, n, size, generator=generator, device=device)

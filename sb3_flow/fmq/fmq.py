@@ -49,38 +49,34 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     Where paper and released implementation differ, the defaults are the released values.
 
-    Arguments that are not listed are those of SB3's off-policy algorithms and of ``OfflineToOnlineAlgorithm``.
+    ``OfflineToOnlineAlgorithm`` describes the other arguments.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy; FlowMapPolicy is MlpPolicy)
-    :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given
     :param learning_rate: learning rate of both Adam optimisers
-    :param learning_starts: environment steps before the first online update (released: 5,000); a policy that was trained
-        offline acts from the first step, without one these steps are random
+    :param learning_starts: environment steps before the first online update (released: 5,000); after an offline phase the
+        policy acts in these steps, otherwise they are random
     :param tau: rate of the targets Q_bar
-    :param gamma: discount factor per environment step
     :param horizon_length: h, actions decided at once (released: 5)
-    :param execution_horizon: how many of them are executed before the next decision (default: all)
+    :param execution_horizon: actions of a decision that are executed before the next decision (default: all)
     :param n_candidates: N of best-of-n, in acting online, in the target and in ``acting_mode="best_of_n"``; 1 for single
         samples
     :param q_aggregation: ``"mean"`` or ``"min"`` over the critics offline; online it is the minimum
     :param distillation: self-distillation loss of the offline phase, ``"mf"``, ``"lsd"`` or ``"psd"``, see
         :class:`FlowMapPolicy` (as for ``lsd_gradient``, ``warmup_steps``, ``anneal_end_step`` and ``n_sampling_steps``)
     :param online_rule: ``"fmq"``; or ``"bc"``, which goes on as offline, without guidance: best of n with imitation (MVP)
-    :param eta: radius of the ball, in velocity; the base of the adaptive one only with ``radius="published"``: by default it
-        has no effect, and giving it is a warning
+    :param eta: radius of the ball, in velocity, without ``adaptive_radius`` or with ``radius="published"``; otherwise, as by
+        default, eta has no effect, and a warning says so if it is given
     :param adaptive_radius: shrink the radius where the critics disagree (Eq. 13)
-    :param beta: how much it shrinks
+    :param beta: strength of that shrinking
     :param radius: numerator of the adaptive radius: ``"released"`` has 1, ``"published"`` eta
     :param guidance_critic: the Q that is climbed: ``"first"``, ``"min"`` or ``"mean"``
-    :param guidance_at: where its gradient is taken: at the ``"anchor"``'s action or the ``"actor"``'s
-    :param normalize_gradient: go the whole radius; else eta_eff g, as far as the slope is steep
+    :param guidance_at: point where the gradient of Q is taken: the action of the ``"anchor"`` or of the ``"actor"``
+    :param normalize_gradient: go the whole radius; else eta_eff g, farther where the slope is steeper
     :param distillation_weight: weight of self-distillation in the online phase
     :param diagonal_weight: weight of flow matching in the online phase
     :param reanchor_every: gradient steps of the online phase between two copies of the actor to the anchor; 0 for never, as
-        published. The default is 0 after an offline phase. Without one it is 1, an ascent from where the actor stands: an
-        anchor with random weights would hold it there
-    :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
-    :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
+        published. The default is 0 after an offline phase. Without an offline phase the default is 1, an ascent from the
+        present actor: an anchor with random weights would hold the actor near these weights
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -169,11 +165,9 @@ class FMQ(OfflineToOnlineAlgorithm):
         self.anchored_at = 0  # offline updates of the actor that is the anchor
         super().__init__(**arguments_in(locals()))
 
-    # ------------------------------------------------------------------ the maths
-
     def td_target(self, batch: ChunkSamples, noise: th.Tensor) -> th.Tensor:
         """
-        y = R_h + gamma^h m agg_j Q_bar_j(s_{+h}, a'), with a' the best of N samples by the live actor and critics (Eq. 8).
+        Compute y = R_h + gamma^h m agg_j Q_bar_j(s_{+h}, a'), a' the best of N samples by the live actor and critics (Eq. 8).
 
         :param noise: starting points of the samples, shape ``(B, N, A)``
         :return: shape ``(B, 1)``
@@ -185,7 +179,7 @@ class FMQ(OfflineToOnlineAlgorithm):
 
     def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
         """
-        Mean squared error of the critics; windows that stick out of their trajectory count as zeros.
+        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
 
         :param q_values: Q_j(s, a) of the data chunks, shape ``(K, B)``
         :param target: y, shape ``(B, 1)``
@@ -197,7 +191,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self, batch: ChunkSamples, a_r: th.Tensor, r: th.Tensor, u: th.Tensor
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
-        u* = u^off + eta_eff g / ||g||, the target of the actor's velocity (Eqs. 11 and 13).
+        Compute u* = u^off + eta_eff g / ||g||, the target of the actor's velocity (Eqs. 11 and 13).
 
         :param a_r: points at flow time r, shape ``(B, A)``
         :param r: shape ``(B, 1)``
@@ -227,7 +221,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self, velocity: AverageVelocity, batch: ChunkSamples, noise: th.Tensor, r: th.Tensor
     ) -> dict[str, th.Tensor]:
         """
-        ||u_{r,1}(a_r) - sg[u*]||^2 at a_r = (1 - r) a_0 + r a of replayed chunks (Eq. 12).
+        Compute ||u_{r,1}(a_r) - sg[u*]||^2 at a_r = (1 - r) a_0 + r a of replayed chunks (Eq. 12).
 
         :param velocity: the actor, closed over the batch's observations
         :param noise: a_0 ~ N(0, I), shape ``(B, A)``
@@ -243,7 +237,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
-        L_actor: imitation offline (Eqs. 3-6), guidance online (Eq. 12).
+        Compute L_actor, imitation offline (Eqs. 3-6) and guidance online (Eq. 12).
 
         :return: the loss and its parts, scalars
         """
@@ -261,7 +255,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         return loss, parts
 
     def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
-        """One step of L_Q + L_actor; see the base class."""
+        """Make one step of L_Q + L_actor; see the base class."""
         self.policy.n_steps += 1
         batch_size, chunk_dim = batch.actions.shape
         next_noise = th.randn(batch_size, self.n_candidates, chunk_dim, generator=generator, device=batch.actions.device)
@@ -281,11 +275,9 @@ class FMQ(OfflineToOnlineAlgorithm):
             "gradient_norm": th.nn.utils.get_total_norm(gradients),
         }
 
-    # --------------------------------------------------------------------- phases
-
     @property
     def guided(self) -> bool:
-        """Say whether the critic guides updates now: online, with that rule."""
+        """Say whether the critic guides updates now: in the online phase with the rule ``"fmq"``."""
         return self.online_rule == "fmq" and not self.is_offline
 
     @property
@@ -307,8 +299,6 @@ class FMQ(OfflineToOnlineAlgorithm):
             super().train(1, batch_size)
             if every and self.guided and self._n_updates % every == 0:
                 self.anchor.load_state_dict(self.actor.state_dict())
-
-    # ------------------------------------------------------------------- plumbing
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

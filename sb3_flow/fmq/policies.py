@@ -1,4 +1,4 @@
-"""FlowMapPolicy: acts in one evaluation of its network; alone, as the best of several, or searching with the critic."""
+"""Policies of FMQ, which act in one evaluation of their network, with the best of several samples, or by a search."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, Self
@@ -34,7 +34,7 @@ class FlowMapActor(GenerativeActor):
     Flow map policy: u_{r,t}(s, a_r) is the average velocity from flow time r to t, and a_1 = a_0 + u_{0,1}(s, a_0) the action
     of the noise a_0 ~ N(0, I).
 
-    Arguments that are not listed are those of ``GenerativeActor``.
+    ``GenerativeActor`` describes the other arguments.
 
     :param fourier_dim: dimension of the embedding of each of the two times; 0 for raw numbers
     """
@@ -54,21 +54,14 @@ class FlowMapActor(GenerativeActor):
 
         :param observation: B observations
         :param candidates: several points for every observation
-        :param n_candidates: how many, if they are as many in all calls
-        :return: ``velocity(a_r, r, t)`` closed over them, for a_r of shape ``(B, A)``, with candidates ``(B, n, A)``
+        :param n_candidates: count n of these points, if it is the same in all calls
+        :return: ``velocity(a_r, r, t)`` for a_r of shape ``(B, A)``, with candidates ``(B, n, A)``
         """
         features = self.extract_features(observation, self.features_extractor)
         return self.flow_map.bind(features.unsqueeze(1) if candidates else features, n_candidates)
 
     def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int = 1) -> th.Tensor:
-        """
-        Turn noise into actions.
-
-        :param observation: B observations
-        :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :param steps: equal jumps from noise to action
-        :return: actions in [-1, 1], shape ``(B, n, A)``
-        """
+        """Turn noise into actions by ``steps`` equal jumps, see :meth:`GenerativeActor.act`."""
         velocity = self.velocity(observation, candidates=True, n_candidates=noise.shape[1])
         return flow_map_sample(velocity, noise, steps).clamp(-1, 1)
 
@@ -77,14 +70,10 @@ class FlowMapPolicy(GenerativePolicy):
     """
     Policy class with a flow map actor: for FMQ, or alone, trained by :meth:`learn_behaviour` on a dataset.
 
-    Arguments that are not listed are those of ``GenerativePolicy``.
+    ``GenerativePolicy`` describes the other arguments.
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
     :param horizon_length: actions per decision h (released: 5)
-    :param n_critics: Q-functions K; 0 for a policy without critic, which ``best_of_n`` and ``qgbs`` need
-    :param n_candidates: n of ``"best_of_n"``
+    :param n_critics: Q-functions K; 0 for a policy without the critic that ``best_of_n`` and ``qgbs`` need
     :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`; without a critic
         the default is ``"sample"``
     :param n_sampling_steps: jumps from noise to action, of every mode but ``"qgbs"``, whose samples take one
@@ -153,10 +142,8 @@ class FlowMapPolicy(GenerativePolicy):
         super()._build(lr_schedule)
         if self.n_critics:
             self.anchor: FlowMapActor = self._frozen_copy_of_actor()
-        # a tensor: an update is a function of tensors
+        # The count is a tensor, because an update is a function of tensors
         self.register_buffer("n_steps", th.zeros(()))
-
-    # ------------------------------------------------------------------- acting
 
     @property
     def steps_of_a_sample(self) -> int:
@@ -189,14 +176,12 @@ class FlowMapPolicy(GenerativePolicy):
         actions = [jump(velocity, a, ends * t, ends).clamp(-1, 1) for t, a in zip(times, points, strict=True)]
         return th.stack([critic(a) for a in actions], dim=1)
 
-    # ---------------------------------------------------------------- behaviour
-
     def behaviour_loss(
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator | None
     ) -> dict[str, th.Tensor]:
         """
-        Imitate data: flow matching on the diagonal (Eq. 3) and self-distillation off it (Eqs. 4-6), of weight
-        zero during warm-up. Each draws noise of its own.
+        Imitate data by flow matching on the diagonal (Eq. 3) and self-distillation off the diagonal (Eqs. 4-6), of weight zero
+        during warm-up. Both losses draw their own noise.
 
         :param velocity: the actor, bound to the batch's observations
         :param batch: windows of ``horizon_length`` steps
@@ -220,22 +205,17 @@ class FlowMapPolicy(GenerativePolicy):
         }
 
     def learn_behaviour(
-        self,
-        dataset: OfflineDataset,
-        gradient_steps: int,
-        batch_size: int = 256,
-        seed: int = 0,
-        progress_bar: bool = False,
+        self, dataset: OfflineDataset, gradient_steps: int, batch_size: int = 256, seed: int = 0, progress_bar: bool = False
     ) -> Self:
         """
-        Behaviour cloning of a dataset by the actor alone: no critic, no environment, no algorithm around it. Calling it again
-        continues.
+        Clone the behaviour of a dataset with the actor alone: no critic, no environment, no algorithm around it. Another call
+        continues the training.
 
-        :param dataset: in the spaces of this policy
+        :param dataset: dataset with the spaces of this policy
         :param gradient_steps: gradient steps to make now
         :param batch_size: windows per step
         :param seed: seed of windows, noise and times
-        :param progress_bar: show one
+        :param progress_bar: show a progress bar
         :return: the policy
         :raises ValueError: if the dataset does not fit the policy, or ``batch_size`` is not at least 1
         :raises FloatingPointError: if the loss is not finite
@@ -255,7 +235,7 @@ class FlowMapPolicy(GenerativePolicy):
         metrics = MetricSums()
         steps: Iterable[int] = range(1, gradient_steps + 1)
         if progress_bar:
-            from tqdm import tqdm  # SB3's [extra], like its own progress bar
+            from tqdm import tqdm  # part of SB3's [extra], like SB3's own progress bar
 
             steps = tqdm(steps)
         for step in steps:

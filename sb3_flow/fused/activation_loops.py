@@ -23,7 +23,7 @@ _SQRT_2_OVER_PI, _CUBIC = _float(0.7978845608028654), _float(0.044715)
 
 
 def _inlined(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    # Not "reassoc": the order of a sum would depend on how often the code was optimised, which loading it from disk changes
+    # With "reassoc" the order of a sum would depend on how often the code was optimised, which a load from disk changes
     return inlined(fastmath={"contract", "arcp", "nnan", "ninf", "nsz"}, **options)
 
 
@@ -50,7 +50,7 @@ def _gelu_tanh(v):
 
 @_inlined(inline="always")
 def _gelu_slope(v, t):
-    # Far out t is 1 but for its last bit, which the cube of v would enlarge; 1 - t^2 vanishes before |v| = 5
+    # For large v, t is 1 but for the last bit, which the cube of v would enlarge; 1 - t^2 vanishes before |v| = 5
     c = min(max(v, -_FIVE), _FIVE)
     return _HALF * (_ONE + t) + _HALF * c * (_ONE - t * t) * _SQRT_2_OVER_PI * (_ONE + _THREE * _CUBIC * c * c)
 
@@ -59,7 +59,7 @@ def _gelu_slope(v, t):
 def gelu_forward(z, out, rows, size):
     """Compute out = 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), both of shape ``(rows, size)``."""
     no_overlap()
-    for b in range(0, rows * size, size):  # row by row: the rest that fills no vector may differ in the last bit
+    for b in range(0, rows * size, size):  # in each row the rest that fills no vector may differ in the last bit
         for j in range(size):
             out[b + j] = _HALF * z[b + j] * (_ONE + _gelu_tanh(z[b + j]))
 
@@ -69,8 +69,8 @@ def gelu_backward(z, grad, of_bias, rows, size):
     """
     Compute gradients of :func:`gelu_forward`.
 
-    :param z: its input, shape ``(rows, size)``
-    :param grad: holds the gradient of its result and receives the gradient of z
+    :param z: input of the GELU, shape ``(rows, size)``
+    :param grad: holds the gradient of the result and receives the gradient of z
     :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     """
     no_overlap()
@@ -96,7 +96,7 @@ def gelu_layer_norm_forward(z, scale, shift, out, means, roots, rows, size):
     :param shift: shape ``(size,)``
     :param out: shape ``(rows, size)``
     :param means: receives the means of the GELU, for the backward pass, shape ``(rows,)``
-    :param roots: receives its reciprocal standard deviations, likewise
+    :param roots: receives the reciprocal standard deviations of the GELU, likewise
     """
     no_overlap()
     centred = stack_array(size)
@@ -120,7 +120,7 @@ def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of
     """
     Compute gradients of :func:`gelu_layer_norm_forward`.
 
-    :param grad: holds the gradient of its result and receives the gradient of z, shape ``(rows, size)``
+    :param grad: holds the gradient of the result and receives the gradient of z, shape ``(rows, size)``
     :param of_bias: receives the sum of the gradient of z over rows, shape ``(size,)``
     :param of_scale: receives the gradient of scale, likewise
     :param of_shift: receives the gradient of shift, likewise
@@ -129,9 +129,7 @@ def gelu_layer_norm_backward(z, scale, means, roots, grad, of_bias, of_scale, of
     normed, slope, grad_normed = stack_array(size), stack_array(size), stack_array(size)
     inverse = _ONE / _float(size)
     for j in range(size):
-        of_bias[j] = _ZERO
-        of_scale[j] = _ZERO
-        of_shift[j] = _ZERO
+        of_bias[j] = of_scale[j] = of_shift[j] = _ZERO
     for row in range(rows):
         b, m, r = row * size, means[row], roots[row]
         for j in range(size):

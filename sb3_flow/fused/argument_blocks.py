@@ -2,8 +2,7 @@
 The arguments that Python hands to the kernels of :mod:`sb3_flow.fused.rowwise`, declared here once, by name and type.
 
 An argument block is a row of 64-bit integers: a counter that starts at 0, a head, a part for each layer and, for some kernels,
-an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`entry_places` of the part's
-class.
+an end. Python fills each part by keyword; a kernel finds an entry at the part's start plus :func:`entry_places` of the class.
 Activations have shape ``(K, B, size)`` for K members and B rows, shares ``(parts, K, blocks, size)``. Distances count numbers.
 """
 
@@ -12,9 +11,8 @@ from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
 Address = NewType("Address", int)
 """
-Address of a float32 number in memory. Where Python fills a part, it is the number of an address in the list that each call
-gives, see
-:class:`sb3_flow.fused.launch.Launch`: the same sizes make the same block, whatever memory they are in.
+Address of a float32 number in memory. Python fills parts with numbers of addresses in the list that each call gives, see
+:class:`sb3_flow.fused.launch.Launch`: the same sizes make the same block, wherever the arrays are in memory.
 """
 
 NOTHING = Address(0)
@@ -31,12 +29,11 @@ def entry_places(part: type[Part], start: int = 0) -> Part:
     """
     Number the entries of a part.
 
-    :param part: one of the classes below
-    :param start: where the part begins
-    :return: the place of each of its entries, under the entry's name
+    :param part: a class below
+    :param start: place of the first entry
+    :return: the place of each entry, under the entry's name
     """
-    fields = part.__annotations__
-    return part(*range(start, start + len(fields)))
+    return part(*range(start, start + len(part.__annotations__)))
 
 
 @cache
@@ -56,7 +53,7 @@ class ForwardHead(NamedTuple):
 
 
 class ForwardLayer(NamedTuple):
-    """product = start + input @ weights; of hidden layers output = GELU(product), behind which a LayerNorm may come."""
+    """Layer: product = start + input @ weights; output = GELU(product) of hidden layers, which a LayerNorm may follow."""
 
     input: Address
     input_member: int  # distance of members; 0 if they share the input
@@ -97,7 +94,7 @@ class BackwardHead(NamedTuple):
 
 
 class BackwardLayer(NamedTuple):
-    """The step from the gradient of a layer's product to the gradient of the product of the layer below."""
+    """Step from the gradient of a layer's product to the gradient of the product of the layer below."""
 
     grad: Address
     size: int  # columns of the gradient
@@ -123,7 +120,7 @@ class GradientsHead(NamedTuple):
 
 
 class GradientsLayer(NamedTuple):
-    """of_weights = left^T @ right over the minibatch; of_others are the shares summed over blocks."""
+    """Gradients of a layer: of_weights = left^T @ right over the minibatch; of_others are the shares summed over blocks."""
 
     of_weights: Address  # shape (K, rows, columns)
     rows: int

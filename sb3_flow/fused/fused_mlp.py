@@ -1,9 +1,9 @@
 """
 Whole MLPs with tanh-GELU as single autograd functions, computed by compiled kernels.
 
-For networks of the size RL uses, the time outside matrix products (autograd's bookkeeping, copies of biases, reductions of
-their gradients, activations) otherwise exceeds that inside. CPU and float32 only; :mod:`sb3_flow.fused.fusable` says where,
-and :func:`sb3_flow.fused.plain_mlp.mlp` is the same in torch's own operators.
+In networks of the size that RL uses, torch spends more time outside matrix products (autograd's bookkeeping, copies of biases,
+reductions of their gradients, activations) than inside. The kernels run on the CPU in float32, where
+:mod:`sb3_flow.fused.fusable` allows; :func:`sb3_flow.fused.plain_mlp.mlp` computes the same in torch's own operators.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from sb3_flow.fused.plain_mlp import Layer, mlp
 from sb3_flow.fused.plans import Shape, plan_backward, plan_forward
 
 WIDEST = 16_384
-"""Columns; kernels keep a few rows on a thread's stack."""
+"""Largest number of columns; kernels keep a few rows on a thread's stack."""
 
 
 class NotCovered(ValueError):
@@ -28,11 +28,9 @@ class NotCovered(ValueError):
 
 def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
     """
-    Read the shape of a network and the addresses of its parameters.
+    Read the shape of a network and the addresses of its parameters, 0 for a missing scale or shift.
 
-    :param layers: of a network
-    :return: its shape, and the addresses of its parameters, nothing (0) for a scale or a shift that is not there
-    :raises NotCovered: if the kernels cannot read a parameter, or does not fit the others
+    :raises NotCovered: if the kernels cannot read a parameter, or a parameter does not fit the others
     """
     first = layers[0].weight
     batched = first.dim() == 3
@@ -56,9 +54,8 @@ def read(layers: Sequence[Layer]) -> tuple[Shape, list[int]]:
         if not fits or (shift is not None) != has_norm or (has_norm and i == len(layers) - 1):
             raise _not_covered(layers, i)
         if not (0 < depth <= WIDEST and 0 < size <= WIDEST and members):
-            raise NotCovered(
-                f"Members must be at least 1 and columns from 1 to {WIDEST}, but {tuple(weight.shape)} was given."
-            )
+            given = tuple(weight.shape)
+            raise NotCovered(f"Members must be at least 1 and columns from 1 to {WIDEST}, but {given} was given.")
         depth = size
         columns.append(size)
         distances.append(of_weight)
@@ -95,7 +92,7 @@ class FusedMLP:
         :param frozen: treat the weights as constants: gradients flow to ``inputs`` only
         :return: shape ``(K, B, out)``
         :raises NotCovered: if the kernels cannot read the parameters
-        :raises ValueError: if they cannot read the inputs
+        :raises ValueError: if the kernels cannot read the inputs
         """
         if not th.is_grad_enabled():
             return _Forward(*read(self.layers), self.layers, _rows("inputs", inputs))(inputs)
@@ -104,13 +101,13 @@ class FusedMLP:
 
     def bind(self, features: th.Tensor) -> "_Forward":
         """
-        Close the network, of one member and with the weights that it has now, over the first of its inputs, without gradients:
-        calls of the result share their memory and the first layer's product with the features.
+        Close a network of one member, with its present weights, over the first of its inputs, without gradients: calls of the
+        result share their memory and the first layer's product with the features.
 
         :param features: shape ``(B, features_dim)``
         :return: the network as a function of the other inputs
         :raises NotCovered: if the kernels cannot read the parameters
-        :raises ValueError: if they cannot read the features
+        :raises ValueError: if the kernels cannot read the features
         """
         batch, (shape, _) = _rows("features", features), read(self.layers)
         if shape.is_batched or not 0 < features.shape[1] < shape.columns[0]:
@@ -121,7 +118,7 @@ class FusedMLP:
         weights, biases = [layer.weight.detach().t() for layer in self.layers], [layer.bias.detach() for layer in self.layers]
         start = th.addmm(biases[0], features.detach(), weights[0][: features.shape[1]])
         weights[0] = weights[0][features.shape[1] :]
-        # Copies: contiguous ones need no further copy in each call, and nobody exchanges or frees them
+        # Contiguous copies need no further copy in each call, and nobody exchanges or frees them
         weights = [weight.clone(memory_format=th.contiguous_format) for weight in weights]
         biases = [bias.clone() for bias in biases]
         columns = shape.columns[0] - features.shape[1], *shape.columns[1:]
@@ -141,14 +138,11 @@ def _rows(name: str, inputs: th.Tensor) -> int:
 
 class _Forward:
     """
-    Forward pass of a network, any number of times in the same memory, one after the other.
+    Forward pass of a network, any number of times in the same memory, one after the other; for ``shape``, ``batch``,
+    ``keeps_z`` and ``keeps_out`` see :class:`sb3_flow.fused.plans.ForwardPlan`.
 
-    :param shape: of the network
-    :param parameters: their addresses, see :func:`read`
+    :param parameters: addresses of the parameters, see :func:`read`
     :param owned: the tensors at these addresses, kept as long as this object
-    :param batch: rows of the inputs
-    :param keeps_z: see :class:`sb3_flow.fused.plans.ForwardPlan`
-    :param keeps_out: likewise
     :param start: rows that the first layer's product is added to instead of the bias, shape ``(B, out)``
     """
 
@@ -177,28 +171,15 @@ class _Forward:
         return [self._arrays[number] for numbers in self._plan.hidden for number in numbers]
 
     def __call__(self, inputs: th.Tensor) -> th.Tensor:
-        """
-        Compute the network.
-
-        :param inputs: shape ``(B, in)``
-        :return: shape ``(K, B, out)``
-        """
-        check("inputs", inputs, self.input_shape)  # the kernels would read beyond the inputs
+        """Compute the network, shape ``(K, B, out)``, of inputs of shape ``(B, in)``."""
+        check("inputs", inputs, self.input_shape)  # the kernels would read beyond smaller inputs
         inputs, result = inputs.contiguous(), inputs.new_empty(self.result_shape)
         with self._lock:
             self._plan.launch([0, address_of(inputs), address_of(result), *self._rest])
         return result
 
     def integrate(self, x: th.Tensor, time: th.Tensor, step: th.Tensor, steps: int) -> th.Tensor:
-        """
-        Do Euler steps x <- x + step u(x, t), t <- t + step, where u is this network of one member.
-
-        :param x: shape ``(B, A)``
-        :param time: t at the start, shape ``(B, 1)``
-        :param step: shape ``(B, 1)``
-        :param steps: number of steps
-        :return: shape ``(B, A)``
-        """
+        """Do the Euler steps of :func:`sb3_flow.flow.ode.euler`, where this network of one member is the velocity."""
         (batch, n_inputs), (members, _, size) = self.input_shape, self.result_shape
         if members != 1 or n_inputs != size + 1:
             raise ValueError(f"A network of 1 member and {size + 1} inputs is integrated, not {self.shape}.")
@@ -228,19 +209,15 @@ class _FusedMLPFunction(th.autograd.Function):
         inputs, *parameters = ctx.saved_tensors
         rest = iter(parameters)
         layers = [Layer(*(next(rest) for _ in range(parts))) for parts in ctx.parts]
-        if th.is_grad_enabled() or not can_fuse(grad, inputs):  # a gradient of the gradient, or somebody looks in
+        if th.is_grad_enabled() or not can_fuse(grad, inputs):  # for gradients of gradients, and where torch looks in
             return None, *_gradients_by_torch(layers, inputs, parameters, ctx.needs_input_grad[1:], grad)
         return None, *_gradients(ctx.pass_, layers, inputs, grad, ctx.needs_input_grad[1], ctx.learns)
 
 
 def _gradients_by_torch(
-    layers: Sequence[Layer],
-    inputs: th.Tensor,
-    parameters: Sequence[th.Tensor],
-    needed: Sequence[bool],
-    grad: th.Tensor,
+    layers: Sequence[Layer], inputs: th.Tensor, parameters: Sequence[th.Tensor], needed: Sequence[bool], grad: th.Tensor
 ) -> list[th.Tensor | None]:
-    """Compute the gradients that are needed of inputs and parameters, by autograd through torch's operators."""
+    """Compute the needed gradients of inputs and parameters by autograd through torch's operators."""
     create_graph = th.is_grad_enabled()
     with th.enable_grad():
         if not create_graph:
@@ -256,15 +233,14 @@ def _gradients(
     pass_: _Forward, layers: Sequence[Layer], inputs: th.Tensor, grad: th.Tensor, of_inputs: bool, learns: bool
 ) -> list[th.Tensor | None]:
     """
-    Compute the gradients by the kernels.
+    Compute the gradients of the inputs and of each parameter by the kernels.
 
-    :param pass_: the forward pass, with what it left
+    :param pass_: the forward pass, with the arrays that it left
     :param layers: parameters of the network
-    :param inputs: of the network
-    :param grad: of the result
-    :param of_inputs: work out the gradient of the inputs
-    :param learns: work out the gradients of the parameters
-    :return: gradients of the inputs and of each parameter, None for a gradient that is not asked for
+    :param inputs: inputs of the network
+    :param grad: gradient of the result
+    :param of_inputs: work out the gradient of the inputs, which otherwise is None
+    :param learns: work out the gradients of the parameters, which otherwise are None
     """
     shape, parameters = read(layers)
     if shape[:3] != pass_.shape[:3]:

@@ -22,15 +22,7 @@ def _mix(x):
 
 @Loop
 def _fill(rows, odd, seed, first, out):
-    """
-    Draw the numbers of each row.
-
-    :param rows: float32, shape ``(B, n_numbers)``
-    :param odd: int64, shape ``(n_numbers,)``
-    :param seed: int64, the seed times SplitMix64's constant
-    :param first: number of the first pair
-    :param out: float32, shape ``(B, n)``, filled
-    """
+    """Fill ``out``, float32 of shape ``(B, n)``, with the numbers of each row; see :func:`keyed_normal_rows`."""
     for row in range(rows.shape[0]):
         total = np.uint64(seed)
         for i in range(rows.shape[1]):
@@ -52,8 +44,8 @@ def keyed_normal_rows(rows: np.ndarray, odd: np.ndarray, seed: int, first: int, 
     Draw standard normal numbers that depend on each row.
 
     :param rows: float32, shape ``(B, n_numbers)``
-    :param odd: int64, shape ``(n_numbers,)``, odd numbers
-    :param seed: int64, the seed times SplitMix64's constant
+    :param odd: odd numbers, int64, shape ``(n_numbers,)``
+    :param seed: the seed times SplitMix64's constant, int64
     :param first: number of the first pair
     :param n: numbers of each row
     :return: float32, shape ``(B, n)``

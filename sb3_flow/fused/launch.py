@@ -25,8 +25,8 @@ PIECE = 2**22
 
 def _openmp() -> Any:
     """
-    Find ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own
-        threads: between two operations those wait actively, and any others would compete with them
+    Find ``GOMP_parallel`` of the OpenMP library that torch has loaded, or None. The kernels must run on torch's own threads,
+    which wait actively between two operations: other threads would compete with them.
     """
     try:
         parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD).GOMP_parallel
@@ -52,10 +52,10 @@ class Launch:
     A kernel and its argument block, but for the addresses.
 
     :param kernel: the kernel
-    :param elements: about how many numbers it works on
+    :param elements: approximate count of the numbers that the kernel works on
     :param head: the block's first part
     :param layers: a part for each layer
-    :param end: the last part of kernels that have one
+    :param end: the block's last part, if the kernel has an end
     """
 
     def __init__(self, kernel: "Kernel", elements: int, head: Any, layers: Sequence[Any], end: Any = None) -> None:
@@ -73,11 +73,7 @@ class Launch:
         self._code, self._elements = kernel.code, elements
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """
-        Run the kernel.
-
-        :param addresses: the list that the block's addresses are numbers in; the first entry is nothing
-        """
+        """Run the kernel with the addresses that the block's entries number; the first address is nothing."""
         arguments = self._arguments[:]  # a block for each call: several may be under way at a time
         for place, number in self._numbers:
             arguments[place] = addresses[number]
@@ -94,9 +90,9 @@ def check(name: str, tensor: object, shape: tuple[int, ...]) -> None:
     Check a tensor that a kernel shall read.
 
     :param name: the argument's name
-    :param tensor: to be handed to a kernel
+    :param tensor: the argument
     :param shape: expected shape
-    :raises ValueError: if it is not a float32 tensor of that shape in the CPU's memory
+    :raises ValueError: if the argument is not a float32 tensor of that shape in the CPU's memory
     """
     if not is_plain(tensor):
         raise ValueError(f"`{name}` must be a float32 tensor of shape {shape} on the CPU, but {describe(tensor)} was given.")
@@ -114,11 +110,9 @@ def describe(tensor: object) -> str:
 
 def address_of(tensor: th.Tensor) -> int:
     """
-    Find the address of a tensor's data.
+    Find the address of the data of a tensor that was checked or has just been made.
 
-    :param tensor: a tensor that was checked, or has just been made
-    :return: the address
-    :raises ValueError: if it has no memory (``untyped_storage().resize_(0)``)
+    :raises ValueError: if the tensor has no memory (``untyped_storage().resize_(0)``)
     """
     address = tensor.data_ptr()
     if not address:
@@ -128,8 +122,8 @@ def address_of(tensor: th.Tensor) -> int:
 
 class Memory:
     """
-    Room for several arrays: a tensor for each would cost more than its use. In several pieces if it is large: the C library
-    returns such pieces to the system, and each page has to be got again.
+    Room for several arrays, since a tensor for each array would cost more time than its use. Large rooms have several pieces:
+    the C library returns larger pieces to the system, and each page has to be got again.
 
     :param sizes: elements of each array
     """

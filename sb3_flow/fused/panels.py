@@ -2,9 +2,9 @@
 Products of a minibatch's rows with the weights of a layer, from which whole networks can be put together; a library's
 products would have to be called for one layer at a time.
 
-Weights are read in panels of ``PANEL`` columns, ``CHUNK`` rows at a time, from where they are or, if vectors of their columns
-cannot be loaded from there, after a copy. A tile of the result is worked out at a time, whose sums stay in registers. Each
-entry is summed up in one order, so a result does not depend on what is worked on beside it.
+Weights are read in panels of ``PANEL`` columns, ``CHUNK`` rows at a time, and are copied before only if vectors of their
+columns cannot be loaded. A tile of the result is worked out at a time, whose sums stay in registers. Each entry is summed up
+in one order, so a result does not depend on other rows and columns of the call.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ def _total(context, builder, signature, args):
         values = [builder.load(place, align=4) for place in places]
         return values[0] if len(values) == 1 else builder.fmul(*values)
 
-    # Several sums, for one would wait for each addition
+    # Several sums, for a single sum would wait for each addition
     sums = [cgutils.alloca_once_value(builder, _lanes([0.0] * LANES)) for _ in range(UNROLL)]
 
     def add(place, vector):
@@ -139,7 +139,7 @@ def no_overlap(typingctx):
 def _tile(rows: int, vectors: int) -> Any:
     """
     Make an operation, y[i, j] = start[i, j] + sum_k x[i, k] w[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j, of
-        pointers to the first entries and the distances between rows
+    pointers to the first entries and the distances between rows.
     """
 
     def operation(typingctx, x, x_row, w, w_row, start, start_row, y, y_row, depth):
@@ -192,7 +192,7 @@ _narrow, _narrow_row = _tile(TILE_ROWS, 1), _tile(1, 1)
 
 @intrinsic
 def _transpose(typingctx, source, source_row, target, target_row):
-    """target[i, j] = source[j, i] for ``LANES`` i and j, of pointers to the first entries and the distances between rows."""
+    """Set target[i, j] = source[j, i] for ``LANES`` i and j, of pointers to the first entries and distances between rows."""
 
     def codegen(context, builder, signature, args):
         source, source_row, target, target_row = args
@@ -266,24 +266,18 @@ def product(x, x_row, x_column, w, w_row, w_column, start, start_row, y, rows, d
     """
     Compute y[i, j] = start[i, j] + sum_k x[i, k] w[k, j]. y is C-contiguous and overlaps no other array.
 
-    :param x: address of x[0, 0]
-    :param x_row: distance of the rows of x
-    :param x_column: distance of its columns
-    :param w: address of w[0, 0]
-    :param w_row: distance of the rows of w
-    :param w_column: distance of its columns
-    :param start: address of start[0, 0]
-    :param start_row: distance of its rows; 0 for a bias
-    :param y: address of y[0, 0]
-    :param rows: of x, start and y
+    :param x: address of x[0, 0]; likewise w, start and y
+    :param x_row: distance of the rows of x; likewise w_row, and start_row, 0 for a bias
+    :param x_column: distance of the columns of x; likewise w_column
+    :param rows: rows of x, start and y
     :param depth: columns of x, rows of w
-    :param columns: of w, start and y
+    :param columns: columns of w, start and y
     """
     no_overlap()
     corner, end = address(stack_array(TILE_ROWS * PANEL)), address(stack_array(TILE_ROWS * PANEL))
     panel, block = stack_array(CHUNK * PANEL), address(stack_array(rows * CHUNK if x_column != 1 else 0))
     rest = rows % TILE_ROWS
-    at_end = rows - TILE_ROWS if rest else rows  # the last tile shares rows with the one before rather than being smaller
+    at_end = rows - TILE_ROWS if rest else rows  # the last tile is as large as the others and shares rows with one of them
     count = TILE_ROWS if rows >= TILE_ROWS else 1
     for k in range(0, max(depth, 1), CHUNK):
         part = min(CHUNK, depth - k)

@@ -33,7 +33,7 @@ class TanhGELU(nn.Module):
 class Layer(NamedTuple):
     """
     Parameters of one layer. The weight has shape ``(K, in, out)`` and the others ``(K, 1, out)``; or, of a single network,
-    ``(out, in)`` as ``nn.Linear`` has it and ``(out,)``. Scale and shift are those of a LayerNorm after the activation.
+    ``(out, in)`` as in ``nn.Linear`` and ``(out,)``. Scale and shift belong to a LayerNorm after the activation.
     """
 
     weight: th.Tensor
@@ -46,7 +46,7 @@ def mlp(layers: Sequence[Layer], inputs: th.Tensor, activation: Callable[[th.Ten
     """
     Compute an MLP.
 
-    :param layers: of the network; the last one is linear
+    :param layers: parameters of the layers, the last of which is linear
     :param inputs: shape ``(B, in)``, shared by all members
     :param activation: of the hidden layers
     :return: shape ``(K, B, out)``

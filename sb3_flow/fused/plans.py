@@ -1,24 +1,13 @@
 """
-The argument blocks of the compiled networks, one plan for each set of sizes: it is made once and serves each call of these
-sizes, which gives the addresses.
+The argument blocks of the compiled networks. A plan is made once for a set of sizes and serves each call of these sizes, which
+gives the addresses.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
-from sb3_flow.fused.argument_blocks import (
-    NOTHING,
-    Address,
-    BackwardHead,
-    BackwardLayer,
-    ForwardHead,
-    ForwardLayer,
-    GradientsHead,
-    GradientsLayer,
-    Integration,
-    Part,
-    entry_places,
-)
+from sb3_flow.fused import argument_blocks
+from sb3_flow.fused.argument_blocks import NOTHING, Address, Part, entry_places
 from sb3_flow.fused.launch import Launch, Memory, kernels
 
 PLANS = 512
@@ -26,7 +15,7 @@ PLANS = 512
 
 
 class LayerAddresses(NamedTuple):
-    """Parameters of a layer; nothing for a scale or a shift that is not there."""
+    """Parameters of a layer; nothing for a missing scale or shift."""
 
     weight: Address
     bias: Address
@@ -35,7 +24,7 @@ class LayerAddresses(NamedTuple):
 
 
 class HiddenAddresses(NamedTuple):
-    """Arrays that the forward pass leaves of a hidden layer."""
+    """Arrays of a hidden layer that the forward pass leaves."""
 
     product: Address
     output: Address
@@ -51,12 +40,11 @@ class ResultAddresses(NamedTuple):
 
 def layer_addresses(part: type[Part], first: int, layer: int) -> Part:
     """
-    Number the addresses of a layer in the list of addresses that a call gives.
+    Number the addresses of a layer, by name, in the list of addresses that a call gives.
 
-    :param part: one of the classes above
+    :param part: a class above
     :param first: number of the first layer's first address
     :param layer: number of the layer
-    :return: the numbers of the layer's addresses, under their names
     """
     return entry_places(part, first + layer * len(part.__annotations__))
 
@@ -71,7 +59,7 @@ class Shape(NamedTuple):
     normed: tuple[bool, ...]  # whether a LayerNorm follows
 
     def parts(self, layer: int) -> int:
-        """Count the gradients of a layer besides the gradient of the weight."""
+        """Count the gradients of a layer without the gradient of the weight."""
         return 3 if self.normed[layer] else 1
 
     @property
@@ -96,15 +84,7 @@ class ForwardPlan:
 
     INPUT, RESULT, START, PARAMETERS = Address(1), Address(2), Address(3), 4
 
-    def __init__(
-        self,
-        shape: Shape,
-        batch: int,
-        keeps_z: bool,
-        keeps_out: bool,
-        started: bool,
-        threads: int,
-    ) -> None:
+    def __init__(self, shape: Shape, batch: int, keeps_z: bool, keeps_out: bool, started: bool, threads: int) -> None:
         members, columns = shape.members, shape.columns
         # Layers share memory only if they are of one width: threads are at different layers at a time
         widths = columns[1:-1]
@@ -124,7 +104,7 @@ class ForwardPlan:
 
         first = self.PARAMETERS + shape.parameters
         rows = kernels().fewer_rows(members, batch, threads)
-        head = ForwardHead(members=members, batch=batch, block=rows, layers=len(shape.normed))
+        head = argument_blocks.ForwardHead(members=members, batch=batch, block=rows, layers=len(shape.normed))
         layers, x, x_member = [], self.INPUT, 0
         for i, (of_member, of_row, of_column) in enumerate(shape.distances):
             size, from_bias = columns[i + 1], i > 0 or not started
@@ -132,7 +112,7 @@ class ForwardPlan:
             z, out, statistics = self.RESULT, NOTHING, NOTHING
             if i < len(widths):
                 z, out, statistics = (Address(first + array) for array in self.hidden[i])
-            part = ForwardLayer(
+            part = argument_blocks.ForwardLayer(
                 input=x,
                 input_member=x_member,
                 depth=columns[i],
@@ -161,7 +141,7 @@ class ForwardPlan:
         """Make the launch of so many Euler steps."""
         if steps not in self._integrations:
             x, time, step = (Address(self._last + i) for i in range(3))
-            end = Integration(steps=steps, size=self._size, x=x, time=time, step=step)
+            end = argument_blocks.Integration(steps=steps, size=self._size, x=x, time=time, step=step)
             self._integrations[steps] = Launch(kernels().integrate, *self._parts, end)
         return self._integrations[steps]
 
@@ -187,9 +167,8 @@ class BackwardPlan:
         rows = kernels().block_rows(members)
         blocks = -(-batch // rows)
 
-        # Gradients of the layers' inputs, of which the kernel makes the gradients of the products below; and
-        # shares of the parameters' gradients.
-        # Without gradients of weights every other layer shares its memory if it is of the same width.
+        # Gradients of the layers' inputs, of which the kernel makes the gradients of the products below; and shares of the
+        # parameters' gradients. Without gradients of weights layers of one width share their memory in turn.
         number: dict[tuple[str, int, int], int] = {}
         sizes: list[int] = []
         keys = [("grad", i, 0) if learns else ("grad", i % 2, width) for i, width in enumerate(widths)]
@@ -209,7 +188,8 @@ class BackwardPlan:
         for i in reversed(range(lowest, n_layers)):
             of_member, of_row, of_column = shape.distances[i]
             below = layer_addresses(HiddenAddresses, hidden, i - 1)
-            part = BackwardLayer(
+            scale = layer_addresses(LayerAddresses, self.PARAMETERS, i - 1).scale
+            part = argument_blocks.BackwardLayer(
                 grad=above,
                 size=columns[i + 1],
                 weights=layer_addresses(LayerAddresses, self.PARAMETERS, i).weight,
@@ -219,16 +199,14 @@ class BackwardPlan:
                 grad_below=grads[i],
                 size_below=widths[i],
                 product_below=below.product if i else NOTHING,
-                scale_below=layer_addresses(LayerAddresses, self.PARAMETERS, i - 1).scale
-                if i and shape.normed[i - 1]
-                else NOTHING,
+                scale_below=scale if i and shape.normed[i - 1] else NOTHING,
                 statistics_below=below.statistics if i else NOTHING,
                 shares=Address(arrays + number["shares", i, 0]) if i else NOTHING,
             )
             backward.append(part)
             above = grads[i]
         elements = members * batch * max(widths)
-        head = BackwardHead(members=members, batch=batch, block=rows, layers=len(backward), zeros=self.ZEROS)
+        head = argument_blocks.BackwardHead(members=members, batch=batch, block=rows, layers=len(backward), zeros=self.ZEROS)
         self.launch = Launch(kernels().backward, elements, head, backward)
         self.gradients: Launch | None = None
         if not learns:
@@ -240,7 +218,7 @@ class BackwardPlan:
             x, x_member = (layer_addresses(HiddenAddresses, hidden, i - 1).output, batch * widths[i]) if i else (self.INPUT, 0)
             of_product, product_member = self.GRAD if is_last else grads[i + 1], batch * size
             by_input = shape.is_batched  # rows are inputs; otherwise outputs, as nn.Linear has it
-            part_of_gradients = GradientsLayer(
+            part_of_gradients = argument_blocks.GradientsLayer(
                 of_weights=layer_addresses(ResultAddresses, results, i).of_weight,
                 rows=widths[i] if by_input else size,
                 columns=size if by_input else widths[i],
@@ -255,7 +233,7 @@ class BackwardPlan:
                 of_others=layer_addresses(ResultAddresses, results, i).of_others,
             )
             gradients.append(part_of_gradients)
-        of_parameters = GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)
+        of_parameters = argument_blocks.GradientsHead(members=members, batch=batch, layers=n_layers, zeros=self.ZEROS)
         self.gradients = Launch(kernels().parameter_gradients, elements, of_parameters, gradients)
 
 

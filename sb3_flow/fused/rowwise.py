@@ -1,6 +1,6 @@
 """
-Whole MLPs with tanh-GELU, forward and backward, a block of a minibatch's rows at a time: its activations stay in the cache
-from one layer to the next, and threads need not wait for each other between layers.
+Whole MLPs with tanh-GELU, forward and backward, a block of a minibatch's rows at a time: the block's activations stay in the
+cache from one layer to the next, and threads need not wait for each other between layers.
 
 Activations have shape ``(K, B, size)`` for K independent members, parameters ``(K, ...)``; all are float32, C-contiguous,
 given by addresses, and outputs overlap no input.
@@ -19,30 +19,22 @@ from numba import types
 
 from sb3_flow.compiled import c_function, inlined
 from sb3_flow.compiled.simd import intrinsic
-from sb3_flow.fused.activation_loops import (
-    gelu_backward,
-    gelu_forward,
-    gelu_layer_norm_backward,
-    gelu_layer_norm_forward,
-)
-from sb3_flow.fused.argument_blocks import (
-    COUNTER,
-    BackwardHead,
-    BackwardLayer,
-    ForwardHead,
-    ForwardLayer,
-    GradientsHead,
-    GradientsLayer,
-    Integration,
-    entry_places,
-)
+from sb3_flow.fused import argument_blocks
+from sb3_flow.fused.activation_loops import gelu_backward, gelu_forward, gelu_layer_norm_backward, gelu_layer_norm_forward
+from sb3_flow.fused.argument_blocks import COUNTER, entry_places
 from sb3_flow.fused.panels import TILE_ROWS, no_overlap, pointer, product
 
 _FIRST = COUNTER + 1
-_forward_head, _forward_layer = entry_places(ForwardHead, _FIRST), entry_places(ForwardLayer)
-_integration = entry_places(Integration)
-_backward_head, _backward_layer = entry_places(BackwardHead, _FIRST), entry_places(BackwardLayer)
-_gradients_head, _gradients_layer = entry_places(GradientsHead, _FIRST), entry_places(GradientsLayer)
+_forward_head, _forward_layer = entry_places(argument_blocks.ForwardHead, _FIRST), entry_places(argument_blocks.ForwardLayer)
+_integration = entry_places(argument_blocks.Integration)
+_backward_head, _backward_layer = (
+    entry_places(argument_blocks.BackwardHead, _FIRST),
+    entry_places(argument_blocks.BackwardLayer),
+)
+_gradients_head, _gradients_layer = (
+    entry_places(argument_blocks.GradientsHead, _FIRST),
+    entry_places(argument_blocks.GradientsLayer),
+)
 _FORWARD, _BACKWARD, _GRADIENTS = len(_forward_layer), len(_backward_layer), len(_gradients_layer)
 _FIRST_FORWARD, _FIRST_BACKWARD = _FIRST + len(_forward_head), _FIRST + len(_backward_head)
 _FIRST_GRADIENTS = _FIRST + len(_gradients_head)
@@ -62,7 +54,7 @@ def _next_task(typingctx, counter):
 
 
 def block_rows(members: int) -> int:
-    """Choose the rows of a block: many, for all weights are read for each; but each thread should have some blocks."""
+    """Choose the rows of a block: many, for each block reads all weights; but each thread should have some blocks."""
     return (44 if members >= 4 else 22) * TILE_ROWS
 
 
@@ -118,9 +110,9 @@ def _evaluate(arguments, k, first, rows):
         at += _FORWARD
 
 
-@_kernel(ForwardHead, ForwardLayer)
+@_kernel(argument_blocks.ForwardHead, argument_blocks.ForwardLayer)
 def forward(arguments):
-    """Compute the layers of one network: products, after all but the last GELU and, where there is a scale, LayerNorm."""
+    """Compute a network: products, which in all but the last layer GELU and, where there is a scale, LayerNorm follow."""
     members, batch = arguments[_forward_head.members], arguments[_forward_head.batch]
     block = arguments[_forward_head.block]
     blocks = (batch + block - 1) // block
@@ -132,9 +124,9 @@ def forward(arguments):
         _evaluate(arguments, task // blocks, first, min(block, batch - first))
 
 
-@_kernel(ForwardHead, ForwardLayer, Integration)
+@_kernel(argument_blocks.ForwardHead, argument_blocks.ForwardLayer, argument_blocks.Integration)
 def integrate(arguments):
-    """Do Euler steps x <- x + h u(x, t), t <- t + h with a network of one member for u, whose inputs are x and t."""
+    """Do Euler steps x <- x + h u(x, t), t <- t + h, where u is a network of one member with the inputs x and t."""
     batch, block = arguments[_forward_head.batch], arguments[_forward_head.block]
     end = _FIRST_FORWARD + _FORWARD * arguments[_forward_head.layers]
     steps, size = arguments[end + _integration.steps], arguments[end + _integration.size]
@@ -159,7 +151,7 @@ def integrate(arguments):
                     x[b * size + j] += step[b] * velocity[b * size + j]
 
 
-@_kernel(BackwardHead, BackwardLayer)
+@_kernel(argument_blocks.BackwardHead, argument_blocks.BackwardLayer)
 def backward(arguments):
     """
     Compute gradients of :func:`forward`, from the last layer to the first. The gradients of weights are left out: they are
@@ -213,7 +205,7 @@ def _sum_shares(shares, total, rows, blocks, size):
                 total[i * size + j] += shares[(i * blocks + b) * size + j]
 
 
-@_kernel(GradientsHead, GradientsLayer)
+@_kernel(argument_blocks.GradientsHead, argument_blocks.GradientsLayer)
 def parameter_gradients(arguments):
     """Compute gradients of parameters from the arrays that :func:`forward` and :func:`backward` leave."""
     members, batch = arguments[_gradients_head.members], arguments[_gradients_head.batch]
@@ -230,13 +222,9 @@ def parameter_gradients(arguments):
         rows, columns = arguments[at + _gradients_layer.rows], arguments[at + _gradients_layer.columns]
         if task == members * blocks:
             shares, of_others = arguments[at + _gradients_layer.shares], arguments[at + _gradients_layer.of_others]
-            share_rows, share_blocks = (
-                arguments[at + _gradients_layer.share_rows],
-                arguments[at + _gradients_layer.share_blocks],
-            )
-            _sum_shares(
-                pointer(shares), pointer(of_others), share_rows, share_blocks, arguments[at + _gradients_layer.share_size]
-            )
+            share_rows, share_size = arguments[at + _gradients_layer.share_rows], arguments[at + _gradients_layer.share_size]
+            share_blocks = arguments[at + _gradients_layer.share_blocks]
+            _sum_shares(pointer(shares), pointer(of_others), share_rows, share_blocks, share_size)
         else:
             k, first = task // blocks, (task % blocks) * PART
             left, left_member = arguments[at + _gradients_layer.left], arguments[at + _gradients_layer.left_member]

@@ -4,13 +4,7 @@ from sb3_flow.losses.advantage_scans import Advantages, VTrace, gae_scan, vtrace
 from sb3_flow.losses.flow_matching import flow_matching_loss
 from sb3_flow.losses.group_advantages import group_advantages, group_returns_to_go
 from sb3_flow.losses.kl import exact_kl, kl_k1, kl_k2, kl_k3
-from sb3_flow.losses.self_distillation import (
-    diagonal_loss,
-    eulerian_loss,
-    lagrangian_loss,
-    progressive_loss,
-    regression_loss,
-)
+from sb3_flow.losses.self_distillation import diagonal_loss, eulerian_loss, lagrangian_loss, progressive_loss, regression_loss
 from sb3_flow.losses.surrogates import (
     clipped_surrogate,
     decoupled_surrogate,

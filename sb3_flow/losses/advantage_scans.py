@@ -1,10 +1,10 @@
 """
-GAE and V-trace on the device: the recursion over time as an associative scan in log2(T) steps of plain tensor operations,
-nothing waits for the host. On a CPU the loops of ``sb3_flow.kernels`` do less work.
+GAE and V-trace on the device: the recursion over time is an associative scan in log2(T) steps of plain tensor operations,
+which never wait for the host. On a CPU the loops of ``sb3_flow.kernels`` do less work.
 
 Arrays are time-major, ``(T, N)`` for T steps of N environments. ``terminated`` and ``truncated`` belong to step t, as the
 environment returned them; a step that is both counts as terminated. ``final_values`` holds the values of the last
-observations of truncated episodes and is read nowhere else. Nothing carries a gradient: these are targets.
+observations of truncated episodes, and no other entry is read. The results are targets and carry no gradient.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def linear_scan(decay: th.Tensor, increment: th.Tensor) -> th.Tensor:
     (a, b) o (a', b') = (a a', b + a b').
 
     :param decay: shape ``(T, ...)``
-    :param increment: finite, since a decay of zero cuts by multiplication; same shape
+    :param increment: same shape; finite, because a decay of zero multiplies
     :return: x, same shape
     :raises ValueError: if the shapes differ
     """
@@ -43,7 +43,7 @@ def linear_scan(decay: th.Tensor, increment: th.Tensor) -> th.Tensor:
     a, b = decay, increment
     window = 1  # steps that the maps cover so far
     while window < len(b):
-        # the last maps already reach the end
+        # The last maps already reach the end
         b = th.cat((b[:-window] + a[:-window] * b[window:], b[-window:]))
         a = th.cat((a[:-window] * a[window:], a[-window:]))
         window *= 2
@@ -105,10 +105,10 @@ def vtrace_scan(
         delta_t = rho_t (r_t + gamma (1 - term_t) V(s'_t) - V_t),   e_t = delta_t + gamma (1 - done_t) c_t e_{t+1}
         vs_t = V_t + e_t,   q_t - V_t = r_t + gamma (1 - term_t) n_t - V_t
 
-    n_t is V(s'_t) at the end of an episode or of the rollout, else (1 - lambda) V_{t+1} + lambda vs_{t+1}. That mixing makes
-    V-trace on samples of the policy itself (w = 1) GAE, for every lambda; lambda = 1 is the paper.
+    n_t is V(s'_t) at the end of an episode or of the rollout, else (1 - lambda) V_{t+1} + lambda vs_{t+1}. With that mixture
+    V-trace on samples of the policy itself (w = 1) is GAE, for every lambda; lambda = 1 is the paper.
 
-    A surrogate with a ratio of its own wants ``q_minus_v``; with ``pg_advantages`` w would enter twice.
+    A surrogate that has a ratio takes ``q_minus_v``; with ``pg_advantages`` w would enter twice.
 
     :param log_rhos: log pi(a|s) - log mu(a|s), shape ``(T, N)``
     :param rewards: r, as the environment gave them (no bootstrap added), shape ``(T, N)``
@@ -119,8 +119,8 @@ def vtrace_scan(
     :param final_values: V of the final observation where an episode was truncated, shape ``(T, N)``
     :param gamma: discount
     :param gae_lambda: lambda
-    :param rho_bar: cap of rho, decides whose value function is learned; no cap reaches beyond exp(20)
-    :param c_bar: cap of the trace, at most ``rho_bar``; decides variance and speed only
+    :param rho_bar: cap of rho, at most exp(20), which decides whose value function is learned
+    :param c_bar: cap of the trace, at most ``rho_bar``, which decides variance and speed only
     :param rho_pg_bar: cap of the weight of ``pg_advantages``
     :return: vs, q - V and min(rho_pg_bar, w) (q - V), shape ``(T, N)`` each
     :raises ValueError: if the shapes do not fit or ``c_bar`` is above ``rho_bar``
@@ -138,7 +138,7 @@ def vtrace_scan(
 
 
 def _ends(terminated: th.Tensor, truncated: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    """Make terminated, and terminated or truncated, as bool."""
+    """Make two bool tensors: terminated; terminated or truncated."""
     require_same_shape(terminated=terminated, truncated=truncated)
     return terminated.bool(), terminated.bool() | truncated.bool()
 
@@ -156,5 +156,5 @@ def _td_errors(
     require_same_shape(rewards=rewards, values=values, terminated=terminated, done=done, final_values=final_values)
     require_same_shape(last_values=last_values, first_values=values[0])
     successors = th.where(done, final_values, th.cat((values[1:], last_values.unsqueeze(0))))
-    # selected, not multiplied: what is not read may be anything, NaN included
+    # Selection instead of multiplication: entries that are not read may be NaN
     return rewards + gamma * successors.masked_fill(terminated, 0.0) - values

@@ -1,40 +1,37 @@
 """
 Group-relative advantages: no critic, every trajectory is compared with its peers, the G members of its group that started
-alike. Computed without waiting for the device; nothing carries a gradient. K groups of G members, N = K G environments,
-group k owns the environments k G to k G + G - 1.
+alike. K groups of G members are N = K G environments; group k owns the environments k G to k G + G - 1. The functions do not
+wait for the device, and the results carry no gradient.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch as th
 
+from sb3_flow.kernels.array_arguments import check_choice
 from sb3_flow.losses.advantage_scans import Advantages, linear_scan
 from sb3_flow.losses.tensors import require_same_shape
 
 Baseline = Literal["mean", "loo", "median", "min"]
 Scale = Literal["group", "batch", "none"]
 
-# deviations of equal rewards are rounding errors; dividing by their size would make advantages of them
+# Deviations of equal rewards are rounding errors; a division by their size would make advantages of them
 _SMALLEST_RELATIVE_STD = 1e-6
 
 
 @th.no_grad()
 def group_advantages(
-    rewards: th.Tensor,
-    baseline: Baseline = "mean",
-    scale: Scale = "group",
-    ddof: int = 0,
-    eps: float = 1e-8,
+    rewards: th.Tensor, baseline: Baseline = "mean", scale: Scale = "group", ddof: int = 0, eps: float = 1e-8
 ) -> th.Tensor:
     """
     Compute advantages of whole trajectories. The defaults are GRPO's (arXiv 2402.03300, 4.1.2); ``scale="none"`` is Dr. GRPO's
     (arXiv 2503.20783).
 
     :param rewards: one number per trajectory, shape ``(K, G)``
-    :param baseline: what is subtracted: the group's ``"mean"``, ``"median"`` or ``"min"``, or the mean of the other members
+    :param baseline: subtrahend: the group's ``"mean"``, ``"median"`` or ``"min"``, or the mean of the other members
         (``"loo"``, G / (G - 1) times the advantage against the mean)
-    :param scale: divisor: ``"group"``, the standard deviation of the group's rewards; ``"batch"``, that of all advantages;
-        ``"none"``. Where it is below a millionth of the largest reward in question, all are taken for equal: zeros
+    :param scale: divisor: the standard deviation of the group's rewards (``"group"``) or of all advantages (``"batch"``), or
+        ``"none"``. Where the deviation is below a millionth of the largest reward, the rewards count as equal: zeros
     :param ddof: the divisor of variances is n - ddof, 0 or 1
     :param eps: added to the divisor
     :return: shape ``(K, G)``
@@ -67,10 +64,10 @@ def group_returns_to_go(
     :param alive: true from the first step of an episode to its last, both included, bool, shape ``(T, K, G)``
     :param gamma: discount
     :param baseline: see :func:`group_advantages`, over the members alive at the step
-    :param scale: divisor: ``"group"``, the standard deviation of the returns-to-go of the members alive at the step;
-        ``"batch"``, that of the advantages of all steps alive; ``"none"``. See :func:`group_advantages` for small ones
-    :param few_peers: where fewer than two members are alive: ``"pooled"`` compares with all environments alive at the step,
-        ``"zero"`` says nothing. A step with nobody to compare with gets zero either way
+    :param scale: divisor, see :func:`group_advantages`: the standard deviation of the returns-to-go of the members alive at
+        the step (``"group"``) or of the advantages of all steps alive (``"batch"``), or ``"none"``
+    :param few_peers: rule where fewer than two members are alive: ``"pooled"`` compares with all environments alive at the
+        step, ``"zero"`` gives zero. A step without any peer gets zero either way
     :param ddof: the divisor of variances is n - ddof, 0 or 1
     :param eps: added to the divisor
     :return: advantages and returns-to-go, shape ``(T, K, G)`` each, zero in dead steps
@@ -78,10 +75,9 @@ def group_returns_to_go(
     """
     _check(rewards, 3, baseline, scale, ddof)
     require_same_shape(rewards=rewards, alive=alive)
-    if few_peers not in ("pooled", "zero"):
-        raise ValueError(f"`few_peers` must be 'pooled' or 'zero', but {few_peers!r} was given.")
+    check_choice(("pooled", "zero"), few_peers=few_peers)
     alive = alive.bool()
-    # a dead step has return zero, so nothing passes from one episode to another
+    # A dead step has return zero, so nothing passes from one episode to another
     returns = linear_scan(gamma * alive.to(rewards.dtype), rewards.masked_fill(~alive, 0.0))
     centred, inverse_std = _against_peers(returns, alive, baseline, ddof, eps)
     if few_peers == "pooled":
@@ -101,19 +97,15 @@ def _check(rewards: th.Tensor, dims: int, baseline: str, scale: str, ddof: int) 
     if rewards.dim() != dims or rewards.shape[-1] < 2:
         shape = "(K, G)" if dims == 2 else "(T, K, G)"
         raise ValueError(f"`rewards` must be {shape} with at least 2 members G, but have shape {tuple(rewards.shape)}.")
-    if baseline not in ("mean", "loo", "median", "min"):
-        raise ValueError(f"`baseline` must be 'mean', 'loo', 'median' or 'min', but {baseline!r} was given.")
-    if scale not in ("group", "batch", "none"):
-        raise ValueError(f"`scale` must be 'group', 'batch' or 'none', but {scale!r} was given.")
-    if ddof not in (0, 1):
-        raise ValueError(f"`ddof` must be 0 or 1, but {ddof} was given.")
+    check_choice(get_args(Baseline), baseline=baseline)
+    check_choice(get_args(Scale), scale=scale)
+    check_choice((0, 1), ddof=ddof)
 
 
 def _against_peers(x: th.Tensor, alive: th.Tensor, baseline: Baseline, ddof: int, eps: float) -> tuple[th.Tensor, th.Tensor]:
     """
-    :param x: peers in the last dimension, shape ``(..., G)``; zero where not alive
-    :return: x minus the baseline of the peers alive, zero where not alive, shape ``(..., G)``; and the inverse of their
-        standard deviation, shape ``(..., 1)``
+    Compute x minus the baseline of the peers alive (the last dimension), shape ``(..., G)``, and the inverse of their standard
+    deviation, shape ``(..., 1)``. Where a peer is not alive, x is zero and the result, too.
     """
     n = alive.sum(-1, keepdim=True)
     deviation = (x - x.sum(-1, keepdim=True) / n.clamp(min=1)).masked_fill(~alive, 0.0)
@@ -122,7 +114,7 @@ def _against_peers(x: th.Tensor, alive: th.Tensor, baseline: Baseline, ddof: int
     if baseline == "mean":
         return deviation, inverse_std
     if baseline == "loo":
-        # not by the sum of the others: their deviations do not cancel large equal parts
+        # The sum of the other members would not cancel large equal parts
         return deviation * (n.to(x.dtype) / (n - 1).clamp(min=1)), inverse_std
     # the dead are sorted behind the living
     ordered = x.masked_fill(~alive, th.inf).sort(-1).values
@@ -143,5 +135,4 @@ def _inverse_batch_std(centred: th.Tensor, x: th.Tensor, alive: th.Tensor, ddof:
 
 def _inverse(std: th.Tensor, size: th.Tensor, eps: float) -> th.Tensor:
     """Compute 1 / (std + eps), zero where std is nothing but rounding errors of numbers of that size."""
-    inverse = 1.0 / (std + eps)
-    return inverse.masked_fill(std <= _SMALLEST_RELATIVE_STD * size, 0.0)
+    return (1.0 / (std + eps)).masked_fill(std <= _SMALLEST_RELATIVE_STD * size, 0.0)

@@ -1,10 +1,10 @@
 """
-Losses of flow maps (FMQ, arXiv 2605.12416, Eqs. 3-6): one that teaches the velocity on the diagonal r = t, and three ways
-to make the average velocities u_{r,t} agree with it (self-distillation; use one of them).
+Losses of flow maps (FMQ, arXiv 2605.12416, Eqs. 3-6): a loss that teaches the velocity on the diagonal r = t, and three
+alternative losses that make the average velocities u_{r,t} agree with it (self-distillation).
 
-In all of them ``velocity(a, r, t)`` is the live network, closed over the observation; stopped gradients are stopped
-inside, no second copy of the weights is needed. The noise of a self-distillation loss is drawn independently of the
-diagonal loss's. Derivatives in time are exact (``torch.func.jvp``).
+In all losses ``velocity(a, r, t)`` is the live network, closed over the observation; the losses stop gradients themselves and
+need no second copy of the weights. A self-distillation loss and the diagonal loss take independent noise. Derivatives in time
+are exact (``torch.func.jvp``).
 """
 
 from collections.abc import Callable
@@ -12,17 +12,19 @@ from typing import Literal
 
 import torch as th
 
+from sb3_flow.kernels.array_arguments import check_choice
+
 _AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 
 
 def regression_loss(prediction: th.Tensor, target: th.Tensor, mask: th.Tensor | None = None) -> th.Tensor:
     """
-    Mean squared error over all B * A components.
+    Compute the mean squared error over all B * A components.
 
     :param prediction: shape ``(B, A)``
     :param target: shape ``(B, A)``
-    :param mask: weight of every component, shape ``(B, A)``, or of every sample, shape ``(B, 1)``; it is not
-        renormalised, components with weight zero count as zeros in the mean (as in the released implementation)
+    :param mask: weight of every component, shape ``(B, A)``, or of every sample, shape ``(B, 1)``, without renormalisation:
+        components of weight zero count as zeros in the mean (as in the released implementation)
     :return: scalar
     """
     error = (prediction - target).square()
@@ -30,14 +32,10 @@ def regression_loss(prediction: th.Tensor, target: th.Tensor, mask: th.Tensor | 
 
 
 def diagonal_loss(
-    velocity: _AverageVelocity,
-    actions: th.Tensor,
-    noise: th.Tensor,
-    t: th.Tensor,
-    mask: th.Tensor | None = None,
+    velocity: _AverageVelocity, actions: th.Tensor, noise: th.Tensor, t: th.Tensor, mask: th.Tensor | None = None
 ) -> th.Tensor:
     """
-    Flow matching of the instantaneous velocity u_{t,t} (Eq. 3): ||u_{t,t}(a_t) - (a_1 - a_0)||^2.
+    Compute flow matching of the instantaneous velocity u_{t,t} (Eq. 3): ||u_{t,t}(a_t) - (a_1 - a_0)||^2.
 
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param actions: a_1, shape ``(B, A)``
@@ -50,19 +48,14 @@ def diagonal_loss(
 
 
 def eulerian_loss(
-    velocity: _AverageVelocity,
-    actions: th.Tensor,
-    noise: th.Tensor,
-    r: th.Tensor,
-    t: th.Tensor,
-    mask: th.Tensor | None = None,
+    velocity: _AverageVelocity, actions: th.Tensor, noise: th.Tensor, r: th.Tensor, t: th.Tensor, mask: th.Tensor | None = None
 ) -> th.Tensor:
     """
-    Eulerian self-distillation, the mean flow loss (Eq. 5). Along a path, u_{r,t} = v_r + (t - r) d/dr u_{r,t}(a_r):
+    Compute Eulerian self-distillation, the mean flow loss (Eq. 5). Along a path, u_{r,t} = v_r + (t - r) d/dr u_{r,t}(a_r):
 
         ||u_{r,t}(a_r) - sg[v + (t - r) (d_r u + (d_a u) v)]||^2,   v = a_1 - a_0
 
-    v of the single sample instead of its mean v_r leaves the target unbiased, which is linear in it.
+    The target is linear in v, so v of the single sample instead of the mean v_r leaves the target unbiased.
 
     :param velocity: average velocity, ``velocity(a_r, r, t)``
     :param actions: a_1, shape ``(B, A)``
@@ -106,11 +99,10 @@ def lagrangian_loss(
     :param r: r <= t, shape ``(B, 1)``
     :param t: shape ``(B, 1)``
     :param mask: see :func:`regression_loss`
-    :param gradient: where the gradient goes
+    :param gradient: network evaluation that the gradient goes to
     :return: scalar
     """
-    if gradient not in ("jump", "diagonal"):
-        raise ValueError(f"`gradient` must be 'jump' or 'diagonal', but {gradient!r} was given.")
+    check_choice(("jump", "diagonal"), gradient=gradient)
     a_r = _interpolate(noise, actions, r)
 
     def jump(t: th.Tensor) -> th.Tensor:
@@ -136,7 +128,7 @@ def progressive_loss(
     mask: th.Tensor | None = None,
 ) -> th.Tensor:
     """
-    Progressive self-distillation (Eq. 6): one jump from r to t goes where two jumps by way of w = r + gamma (t - r) do:
+    Compute progressive self-distillation (Eq. 6): one jump from r to t ends where two jumps over w = r + gamma (t - r) end:
 
         ||u_{r,t}(a_r) - sg[gamma u_{r,w}(a_r) + (1 - gamma) u_{w,t}(X_{r,w}(a_r))]||^2
 

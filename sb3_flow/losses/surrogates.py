@@ -1,8 +1,8 @@
 """
-Surrogates of policy gradients: PPO's, its decoupled form for stale data, and GSPO's per trajectory. And PPO's value loss.
+Surrogates of policy gradients: PPO's, its decoupled form for stale data, and GSPO's per trajectory; and PPO's value loss.
 
-The surrogates are not reduced: they return one loss per row or per segment, to be averaged, weighted or masked by the
-caller. pi is the policy being optimised, mu the one that acted.
+The surrogates return one loss per row or per segment, which the caller averages, weights or masks. pi is the policy that is
+optimised, mu the policy that acted.
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import torch as th
 from torch.nn import functional as F
 
+from sb3_flow.kernels.array_arguments import check_choice
 from sb3_flow.losses.tensors import importance_ratio, require_same_shape
 
 
@@ -22,7 +23,7 @@ def clipped_surrogate(
 ) -> th.Tensor:
     """
     Compute PPO's objective (arXiv 1707.06347, Eq. 7), as a loss: -min(A w, A clip(w, 1 - clip_range, 1 + clip_range_high)).
-    Its mean and the gradients of that are those of SB3's PPO to the last bit.
+    The mean and its gradients equal SB3's PPO to the last bit.
 
     The gradient is -A w d(log pi) where A >= 0 and w <= 1 + clip_range_high, or A < 0 and w >= 1 - clip_range; else zero.
 
@@ -55,8 +56,8 @@ def decoupled_surrogate(
     rho_bar: float = 1.0,
 ) -> th.Tensor:
     """
-    Compute the loss of decoupled PPO (arXiv 2110.00641): the policy that acted and the one that the update must stay close to
-    are different ones, which is what asynchronous collection needs:
+    Compute the loss of decoupled PPO (arXiv 2110.00641): the policy that acted and the policy that the update must stay close
+    to differ, as asynchronous collection needs:
 
         sg[min(pi_prox / mu, rho_bar)] * clipped_surrogate(pi / pi_prox, A)
 
@@ -68,7 +69,7 @@ def decoupled_surrogate(
     :param advantages: A, shape ``(B,)``
     :param clip_range: see :func:`clipped_surrogate`
     :param clip_range_high: see :func:`clipped_surrogate`
-    :param rho_bar: cap of the weight pi_prox / mu, ``math.inf`` for none (then it stops at exp(20))
+    :param rho_bar: cap of the weight pi_prox / mu, at most exp(20), also with ``math.inf``
     :return: loss of every row, shape ``(B,)``
     :raises ValueError: if the shapes differ
     """
@@ -82,10 +83,8 @@ def decoupled_surrogate(
 
 def segment_mean(x: th.Tensor, segments: th.Tensor, n_segments: int) -> th.Tensor:
     """
-    Compute the mean of the rows of every segment. Rows that shall not count can be given to one more segment, which is then
-    dropped.
-
-    On CUDA the order of summation, and with it the last bit, varies unless torch's deterministic algorithms are on.
+    Compute the mean of the rows of every segment. The caller can give rows that shall not count to a further segment and drop
+    its mean. On CUDA the order of summation, and with it the last bit, varies unless torch's deterministic algorithms are on.
 
     :param x: shape ``(B,)``
     :param segments: segment of every row, in ``[0, n_segments)``, in any order, int64, shape ``(B,)``
@@ -128,8 +127,8 @@ def gspo_loss(
     Compute the loss of GSPO (arXiv 2507.18071, Eq. 5): the clipped surrogate with one ratio s = exp(mean_t log w_t) and one
     advantage (the mean of its rows') for a whole trajectory. Trajectories must be complete in the batch.
 
-    Mean log-ratios are smaller than those of single steps, by about the root of the length, so ``clip_range`` has to be:
-    the published 3e-4 and 4e-4 belong to texts of thousands of tokens.
+    Mean log-ratios are smaller than the log-ratios of single steps, by about the root of the length, so ``clip_range`` has to
+    be smaller, too: the published 3e-4 and 4e-4 belong to texts of thousands of tokens.
 
     :param log_prob: log pi(a|s), shape ``(B,)``
     :param old_log_prob: log mu(a|s), shape ``(B,)``
@@ -155,8 +154,8 @@ def gspo_token_loss(
     clip_range_high: float | None = None,
 ) -> th.Tensor:
     """
-    Compute the loss of GSPO-token (arXiv 2507.18071, Eqs. 13-14): every step has its own advantage, its ratio is sg[s] pi /
-    sg[pi] with the trajectory's s. Value and gradient are those of :func:`gspo_loss` where advantages are constant in a
+    Compute the loss of GSPO-token (arXiv 2507.18071, Eqs. 13-14): every step has its own advantage, and its ratio is
+    sg[s] pi / sg[pi] with the trajectory's s. Value and gradient equal :func:`gspo_loss` where advantages are constant in a
     trajectory.
 
     :param log_prob: log pi(a|s), shape ``(B,)``
@@ -183,20 +182,19 @@ def value_loss(
     clipping: Literal["sb3", "max"] = "sb3",
 ) -> th.Tensor:
     """
-    Compute the mean squared error, without the factor 1/2, of values that are clipped around those of the collection if
-    ``clip_range_vf`` is given. Value and gradients are those of SB3's PPO to the last bit (``clipping="sb3"``).
+    Compute the mean squared error, without the factor 1/2, of values that are clipped around ``old_values`` if
+    ``clip_range_vf`` is given. With ``clipping="sb3"`` value and gradients equal SB3's PPO to the last bit.
 
     :param values: shape ``(B,)``
     :param returns: shape ``(B,)``
     :param old_values: values at the time of collection, shape ``(B,)``; needed for clipping only
     :param clip_range_vf: largest distance from ``old_values``; depends on the scale of the rewards. None: no clipping
-    :param clipping: ``"sb3"``: the error of the clipped values; a clipped row learns nothing, even where its value has
-        moved away from the return. ``"max"``: the larger one of both errors (OpenAI's PPO2), such a row still learns
+    :param clipping: ``"sb3"``: the error of the clipped values, where a clipped row learns nothing, even if its value has
+        moved away from the return. ``"max"``: the larger of both errors (OpenAI's PPO2), with which such a row still learns
     :return: scalar
     :raises ValueError: if the shapes differ, ``clip_range_vf`` comes without ``old_values``, or ``clipping`` is unknown
     """
-    if clipping not in ("sb3", "max"):
-        raise ValueError(f"`clipping` must be 'sb3' or 'max', but {clipping!r} was given.")
+    check_choice(("sb3", "max"), clipping=clipping)
     require_same_shape(values=values, returns=returns)
     if clip_range_vf is None:
         return F.mse_loss(returns, values)

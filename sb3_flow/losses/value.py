@@ -5,15 +5,14 @@ import torch as th
 
 def expectile_loss(difference: th.Tensor, expectile: float) -> th.Tensor:
     """
-    Asymmetric squared error of implicit Q-learning (IQL, arXiv 2110.06169, Eq. 5), elementwise:
-    ``expectile * d^2`` where ``d = target - value >= 0``, else ``(1 - expectile) * d^2``. 0.5 is half the squared error.
+    Compute the asymmetric squared error of implicit Q-learning (IQL, arXiv 2110.06169, Eq. 5) elementwise: ``expectile * d^2``
+    where ``d = target - value >= 0``, else ``(1 - expectile) * d^2``. An expectile of 0.5 gives half the squared error.
 
     :param difference: ``target - value``, any shape
     :param expectile: kappa in (0, 1); above 0.5 the value leans towards the largest targets
     :return: loss of the same shape, not reduced
     """
-    weight = th.where(difference >= 0, expectile, 1.0 - expectile)
-    return weight * difference.square()
+    return th.where(difference >= 0, expectile, 1.0 - expectile) * difference.square()
 
 
 def pessimistic_mean(values: th.Tensor, rho: float) -> th.Tensor:
@@ -25,6 +24,4 @@ def pessimistic_mean(values: th.Tensor, rho: float) -> th.Tensor:
     :return: shape ``(B, 1)``
     """
     mean = values.mean(dim=0)
-    if rho == 0.0:
-        return mean
-    return mean - rho * values.std(dim=0, correction=0)
+    return mean if rho == 0.0 else mean - rho * values.std(dim=0, correction=0)

@@ -29,24 +29,24 @@ class ActingPolicy(ChunkedPolicy):
     =============  ====================================================================
 
     With ``deterministic=False`` noise is fresh. With ``deterministic=True`` it is a function of the observation and
-    ``noise_seed``: an observation has the same action at every call, beside whichever others, before and after a reload; over
-    observations the noise is Gaussian, so that it is the same policy.
+    ``noise_seed``: an observation has the same action at every call, beside any other observations, before and after a reload.
+    Over observations that noise is Gaussian, too, so that the policy is the same.
 
     Subclasses give the actor that acts and the critic; for ``qgbs`` the average velocity of the actor, too.
     """
 
     SEARCH: ClassVar[dict[str, Any]] = dict(beam_width=4, branches=4, iterations=1, eta=0.3, rho=1.5, completion="diagonal")
-    """Settings of Q-guided beam search (released)."""
+    """Settings of Q-guided beam search, with the values of the released implementation."""
     n_critics: int
     n_candidates: int
     acting_mode: ActingMode
     search: dict[str, Any]
-    """Settings of Q-guided beam search that differ."""
+    """Settings of Q-guided beam search that differ from ``SEARCH``."""
     q_aggregation: Aggregation = "min"
 
     @property
     def acting_actor(self) -> GenerativeActor:
-        """The actor that ``predict`` uses."""
+        """Actor that ``predict`` uses."""
         raise NotImplementedError  # pragma: no cover
 
     @property
@@ -65,26 +65,16 @@ class ActingPolicy(ChunkedPolicy):
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: actions of the acting actor in [-1, 1], shape ``(B, n, A)``
+        :return: actions in [-1, 1], shape ``(B, n, A)``
         """
         raise NotImplementedError  # pragma: no cover
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
-        """
-        Give the average velocity of the acting actor.
-
-        :param observation: B observations
-        :return: average velocity for points of shape ``(B, n, A)``
-        """
+        """Give the average velocity of the acting actor for points of shape ``(B, n, A)`` of B observations."""
         raise NotImplementedError  # pragma: no cover
 
     def _bound_critic(self, observation: PyTorchObs) -> Critic:
-        """
-        Close the critic over observations; gradients reach actions only.
-
-        :param observation: B observations
-        :return: Q_k of actions of shape ``(B, n, A)``, shape ``(K, B, n)``
-        """
+        """Close the critic, from ``(B, n, A)`` to ``(K, B, n)``, over B observations; gradients reach actions only."""
         raise NotImplementedError  # pragma: no cover
 
     def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
@@ -116,13 +106,11 @@ class ActingPolicy(ChunkedPolicy):
     def network_evaluations(self) -> dict[str, int]:
         """
         Evaluations of the networks per decision and environment in the present mode: ``"actor"`` (the NFE of the paper) and
-        ``"critic"``, of which ``"critic_gradient"`` with a gradient; ``"actions"`` is how many actions a decision serves.
+        ``"critic"``, of which ``"critic_gradient"`` with a gradient; ``"actions"`` counts the actions of a decision.
         """
-        n, width, branches, iterations = (
-            self.n_candidates,
-            *(self._search[name] for name in ("beam_width", "branches", "iterations")),
-        )
-        moves = width * max(iterations, 1) if self._search["eta"] else 0
+        n, settings = self.n_candidates, self._search
+        width, branches, iterations = (settings[name] for name in ("beam_width", "branches", "iterations"))
+        moves = width * max(iterations, 1) if settings["eta"] else 0
         jumps = width * (1 + iterations * branches)
         counts = {
             "best_of_n": (n * self.steps_of_a_sample, n, 0),
@@ -151,7 +139,7 @@ class ActingPolicy(ChunkedPolicy):
 
         :param observation: B observations
         :param candidates: n actions for each of them, shape ``(B, n, A)``
-        :param aggregation: what ranks them, by default ``q_aggregation``
+        :param aggregation: of the critics, by default ``q_aggregation``
         :return: of each observation the candidate with the largest Q, shape ``(B, A)``
         """
         if candidates.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""Every way of acting of a policy, side by side on an environment."""
+"""Comparison of a policy's modes of acting on an environment."""
 
 import time
 from typing import Any, NamedTuple
@@ -15,17 +15,17 @@ from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.offline_env import as_vec_env, normalized_alike
 
 TIMED = 30
-"""Decisions of which the median time is told."""
+"""Decisions whose median time is measured."""
 
 
 class ModeResult(NamedTuple):
     """
     Returns and cost of a mode of acting.
 
-    :param returns: of the episodes
-    :param mean_return: their mean and its 95 % interval
-    :param success_rate: share of the episodes whose info says ``is_success``; None if it is never said
-    :param milliseconds: of a decision for one observation, the median
+    :param returns: returns of the episodes, shape ``(n_episodes,)``
+    :param mean_return: mean of the returns and its 95 % interval
+    :param success_rate: share of successes among the episodes whose info has ``is_success``; None if no info has it
+    :param milliseconds: median time of a decision for one observation
     """
 
     returns: np.ndarray
@@ -44,14 +44,14 @@ def compare_acting(
 ) -> dict[str, ModeResult]:
     """
     Evaluate all modes of acting and print a table: mean return with its 95 % bootstrap interval, success rate, and
-    milliseconds per decision. The model keeps the mode that it has.
+    milliseconds per decision. The model keeps its mode.
 
     :param model: an RQL or FMQ, or a policy alone
-    :param env: to evaluate on, as for SB3's ``evaluate_policy``; normalised like the model's environment. The statistics of a
-        ``VecNormalize`` do not change
-    :param n_episodes: of each mode, at least 2
-    :param deterministic: as for ``predict``; either way the modes are the same policies
-    :param seed: of the environments, the same for every mode
+    :param env: environment to evaluate on, as for SB3's ``evaluate_policy``, normalised like the model's environment. The
+        statistics of a ``VecNormalize`` do not change
+    :param n_episodes: episodes of each mode, at least 2
+    :param deterministic: see ``predict``; either way the modes are the same policies
+    :param seed: seed of the environments, the same for every mode
     :param verbose: 0 to print nothing
     :return: the result of each mode, the best first
     :raises ValueError: if there are not 2 episodes

@@ -15,8 +15,7 @@ from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 
 
 def batch_size_of(observation: PyTorchObs) -> int:
-    """Count the observations of a batch, also while it is traced."""
-    # not len(), which is a constant to tracers
+    """Count the observations of a batch, also while the batch is traced: to tracers len() is a constant."""
     return (next(iter(observation.values())) if isinstance(observation, dict) else observation).shape[0]
 
 
@@ -27,7 +26,7 @@ def draw_seed() -> int:
 
 class GenerativeActor(ChunkedPolicy):
     """
-    An actor that turns Gaussian noise into action chunks. Subclasses build their network and give ``act``.
+    An actor that turns Gaussian noise into action chunks. Subclasses build their network and define ``act``.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -37,7 +36,7 @@ class GenerativeActor(ChunkedPolicy):
     :param activation_fn: Activation function
     :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
     :param horizon_length: actions per decision h
-    :param noise_seed: what the noise of deterministic decisions depends on besides the observation; by default a random one
+    :param noise_seed: seed of the noise of deterministic decisions, by default random
     """
 
     optimizer: th.optim.Optimizer
@@ -55,13 +54,8 @@ class GenerativeActor(ChunkedPolicy):
         horizon_length: int = 1,
         noise_seed: int | None = None,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            features_extractor=features_extractor,
-            normalize_images=normalize_images,
-            squash_output=True,
-        )
+        images: dict[str, Any] = {"features_extractor": features_extractor, "normalize_images": normalize_images}
+        super().__init__(observation_space, action_space, **images, squash_output=True)
         self.net_arch = net_arch
         self.features_dim = features_dim
         self.activation_fn = activation_fn
@@ -79,11 +73,11 @@ class GenerativeActor(ChunkedPolicy):
 
     def noise(self, observation: PyTorchObs, generator: th.Generator | None = None, keyed: bool = False) -> NoiseSource:
         """
-        Gaussian starting points of decisions.
+        Draw Gaussian starting points of decisions.
 
         :param observation: B observations
         :param generator: of fresh noise; None for torch's own
-        :param keyed: noise that depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.noise`
+        :param keyed: the noise depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.noise`
         :return: source of noise of shape ``(B, n, A)``
         """
         if not keyed:

@@ -43,16 +43,16 @@ from sb3_flow.offline_to_online.options import arguments_in, check_options, chec
 
 POLICY_ARGUMENTS = ("horizon_length", "acting_mode", "search", "backend")
 BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
-"""Names that the constructor shares with the policy's and with the replay buffer's."""
+"""Arguments that the constructor shares with the constructors of the policy and of the replay buffer."""
 
 
 class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     """
-    SB3's off-policy algorithm with an offline phase before it, action chunks, and one pure gradient update for both.
+    SB3's off-policy algorithm with an offline phase before the online phase, action chunks, and one gradient update for both.
 
     A subclass has ``policy_aliases`` with its policy class, ``update`` (one gradient step, tensors in and out) and
-    ``policy_arguments``. Networks of the policy are attributes of the model, too (``model.actor``, ``model.critic``). How to
-    add an algorithm: ``docs/development/add_an_algorithm.md``.
+    ``policy_arguments``. Networks of the policy are attributes of the model, too (``model.actor``, ``model.critic``).
+    ``docs/development/add_an_algorithm.md`` says how to add an algorithm.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy, ...)
     :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given (the spaces come from it)
@@ -89,12 +89,12 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     :param seed: Seed for the pseudo random generators
     :param device: Device (cpu, cuda, ...) on which the code should be run
     :param _init_setup_model: Whether or not to build the network at the creation of the instance
-    :param own: arguments of a subclass's own, which become attributes
+    :param own: further arguments of a subclass, which become attributes
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {}
     policy_arguments: ClassVar[tuple[str, ...]] = ()
-    """Names of the algorithm's own arguments that its policy takes as well; they are given to either, once."""
+    """Further arguments of the algorithm that its policy takes, too; the user gives each of them to one of both."""
     window_rule: ClassVar[WindowRule] = "rql"
     """The rule of the replay buffer, see ``TrajectoryReplayBuffer``."""
 
@@ -157,11 +157,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         if _init_setup_model:
             self._setup_model()
 
-    # ------------------------------------------------------------------ set up
-
     def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
         """
-        One gradient step. A function of tensors: no host synchronisation, no branching on data.
+        Make one gradient step: a function of tensors, without synchronisation with the host and without branches on data.
 
         :param batch: windows of ``horizon_length`` steps
         :param generator: source of the update's random numbers, on the model's device
@@ -171,7 +169,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
-        """The optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default all networks'."""
+        """Optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default of all networks."""
         return [vars(network)["optimizer"] for network in self.policy.children() if "optimizer" in vars(network)]
 
     def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float]) -> None:
@@ -205,7 +203,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         self.acting_mode, self.search = mode, policy.search
 
     def _check_action_space(self) -> None:
-        # AssertionError, as SB3 raises for action spaces an algorithm does not support
+        # SB3 raises an AssertionError, too, for action spaces that an algorithm does not support
         if not isinstance(self.action_space, spaces.Box):
             raise AssertionError(
                 f"{type(self).__name__} only supports {spaces.Box} as action space, but {self.action_space} was given: its "
@@ -233,19 +231,19 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
             with naming_policy_arguments(self):
                 super()._setup_model()
         finally:
-            # what the user gave is what is saved
+            # a saved model holds the user's dictionaries
             self.policy_kwargs = of_policy
             if has_own_buffer or self.replay_buffer_class is None:
                 self.replay_buffer_kwargs = of_buffer
         if restored is not None:
             assert self.random_streams is not None
             if restored.given_seed == self.seed:
-                # a model that is being loaded goes on with the numbers that were due, unless it is given another seed
+                # a loaded model goes on with the numbers that were due, unless the user gives another seed
                 self.random_streams.set_state(restored.get_state())
-            # the policy that was saved, whatever the seed of what comes
+            # the saved policy keeps its noise, also with another seed
             self.noise_seed = restored.seed if noise_seed is None else noise_seed
         self._connect_buffer_and_policy()
-        if isinstance(self.policy, GenerativePolicy):  # once more: the networks have moved to the model's device
+        if isinstance(self.policy, GenerativePolicy):  # the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
             self.chosen_backend = self.policy.chosen_backend
         networks = dict(self.policy.named_children())
@@ -279,8 +277,6 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
                 f"{self.n_steps}) at their defaults."
             )
 
-    # ---------------------------------------------------------------- training
-
     def learn(
         self,
         total_timesteps: int,
@@ -291,13 +287,13 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         progress_bar: bool = False,
     ) -> Self:
         """
-        Train online; before that, make what is left of ``offline_steps`` on ``offline_dataset`` if they were given.
+        Train online, after the gradient steps that are left of ``offline_steps`` on ``offline_dataset`` if both were given.
 
         :param total_timesteps: environment steps to train on
         :param callback: callback(s) called at every step of either phase
         :param log_interval: episodes between two log lines
-        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name); the offline phase is a run
-            of its own, with "_offline" appended, because it counts gradient steps
+        :param tb_log_name: the name of the run for TensorBoard logging (default: the class name); the offline phase, which
+            counts gradient steps, is another run, with "_offline" appended
         :param reset_num_timesteps: whether or not to reset the current timestep number
         :param progress_bar: Display a progress bar using tqdm and rich.
         :return: the trained model
@@ -316,11 +312,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
                 return self
         elif self.offline_dataset is not None:
             self.set_offline_dataset(self.offline_dataset)
-        elif (
-            isinstance(self.replay_buffer, TrajectoryReplayBuffer)
-            and self.offline_updates
-            and not self.replay_buffer.n_offline
-        ):
+        elif self.offline_updates and getattr(self.replay_buffer, "n_offline", None) == 0:
             warnings.warn(
                 "This model was trained on a dataset, which is not saved with it: `learn` goes on with online steps alone. "
                 "Call `set_offline_dataset(dataset)` first, or load with `offline_dataset=...`, to keep sampling from it."
@@ -344,7 +336,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         self._update_learning_rate(self.optimizers)
         check_scheduled(self._current_progress_remaining, learning_rate=self.optimizers[0].param_groups[0]["lr"])
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
-            return  # `learning_starts` is over before the first chunk is
+            return  # `learning_starts` steps are made, but not yet a whole chunk
         for _ in range(gradient_steps):
             metrics = self.update(self._sample_windows(batch_size), self.random_streams["update"])
             self._n_updates += 1
@@ -356,7 +348,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
 
     def dump_logs(self) -> None:
-        """Write log data; only here do the metrics of the gradient updates leave the device."""
+        """Write log data; only here the metrics of the gradient updates leave the device."""
         self._metrics.flush(self.logger)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/online_phase", int(not self.is_offline))

@@ -17,9 +17,9 @@ class ChunkedPolicy(BasePolicy):
     """
     A policy whose decision is a chunk of ``horizon_length`` consecutive actions.
 
-    ``predict`` returns one action per call. The rest of a chunk travels in ``state``, the channel SB3 has for
-    recurrent policies, so ``evaluate_policy``, ``EvalCallback`` and the zoo's ``enjoy`` execute chunks without
-    knowing of them. A caller that drops the state gets a fresh decision at every step (receding horizon).
+    ``predict`` returns one action per call. The rest of a chunk travels in ``state``, which SB3 has for recurrent policies, so
+    ``evaluate_policy``, ``EvalCallback`` and the zoo's ``enjoy`` execute chunks without further code. A caller that drops the
+    state gets a fresh decision at every step (receding horizon).
     """
 
     horizon_length: int
@@ -28,7 +28,7 @@ class ChunkedPolicy(BasePolicy):
     generator: th.Generator | None = None
     """Source of fresh noise in ``predict``, given by the algorithm; ``None`` draws from torch's global generator."""
     exploration_generator: th.Generator | None = None
-    """Likewise for ``explore_chunk``, so that evaluations in between do not change what is collected."""
+    """Source of fresh noise in ``explore_chunk``, so that evaluations in between do not change the collected data."""
 
     def set_execution_horizon(self, steps: int | None) -> None:
         """
@@ -57,26 +57,20 @@ class ChunkedPolicy(BasePolicy):
         Decide chunks of actions to collect data with.
 
         :param observation: batch of observations
-        :return: actions to collect data with, in [-1, 1], shape ``(B, horizon_length * action_dim)``
+        :return: actions in [-1, 1], shape ``(B, horizon_length * action_dim)``
         """
         return self.predict_chunk(observation, deterministic=False)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        chunk = self.predict_chunk(observation, deterministic)
-        return chunk.unflatten(1, (self.horizon_length, -1))[:, 0]
+        return self.predict_chunk(observation, deterministic).unflatten(1, (self.horizon_length, -1))[:, 0]
 
-    def plan(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        decide: Callable[[PyTorchObs], th.Tensor],
-    ) -> np.ndarray:
+    def plan(self, observation: np.ndarray | dict[str, np.ndarray], decide: Callable[[PyTorchObs], th.Tensor]) -> np.ndarray:
         """
         Decide actions in the units of the action space.
 
         :param observation: observations of ``n`` environments
         :param decide: gives chunks in [-1, 1] for a batch of observations
-        :return: the part of the chunks that is executed, in the units of the action space, shape
-            ``(n, execution_horizon, *action_space.shape)``
+        :return: the part of the chunks that is executed, shape ``(n, execution_horizon, *action_space.shape)``
         :raises FloatingPointError: if an action is not finite
         """
         with th.no_grad():
@@ -97,14 +91,14 @@ class ChunkedPolicy(BasePolicy):
         Get the next action, see ``BasePolicy.predict``.
 
         :param observation: the input observation
-        :param state: second result of the last call: the chunks under way, shape ``(n, h, *action_space.shape)``, and how
-            many of their actions were executed, shape ``(n,)``; ``None`` starts anew
+        :param state: second result of the last call: the chunks under way, shape ``(n, h, *action_space.shape)``, and the
+            count of their executed actions, shape ``(n,)``; ``None`` starts anew
         :param episode_start: environments whose episode has just begun; their chunks are dropped
         :param deterministic: Whether or not to return deterministic (repeatable) actions.
         :return: the action and the next state
         """
         if self.horizon_length == 1 or isinstance(observation, tuple):
-            # a tuple is the (obs, info) mistake, for which SB3 has a message
+            # SB3 has a message for the tuple (obs, info), which a caller may give by mistake
             actions, state = super().predict(observation, state, episode_start, deterministic)  # type: ignore[assignment]
             check_computed(f"{type(self).__name__} decided", action=actions)
             return actions, state
@@ -116,15 +110,13 @@ class ChunkedPolicy(BasePolicy):
 
 
 def next_actions(
-    plan: Callable[[], np.ndarray],
-    state: ChunkState | None,
-    episode_start: np.ndarray | None,
+    plan: Callable[[], np.ndarray], state: ChunkState | None, episode_start: np.ndarray | None
 ) -> tuple[np.ndarray, ChunkState]:
     """
-    Take the next action out of every environment's chunk, planning anew where one is used up or its episode is over.
+    Take the next action out of every environment's chunk, and plan anew where a chunk is used up or its episode is over.
 
     :param plan: new chunks for all ``n`` environments, shape ``(n, h, *action_space.shape)``; called at most once
-    :param state: the chunks under way and how many of their actions were executed, ``None`` at the very start
+    :param state: the chunks under way and the count of their executed actions, ``None`` at the very start
     :param episode_start: environments whose episode has just begun, shape ``(n,)``
     :return: actions of shape ``(n, *action_space.shape)`` and the next state
     """

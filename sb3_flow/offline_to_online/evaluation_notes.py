@@ -1,4 +1,4 @@
-"""Evaluations that say how they came about."""
+"""Evaluations with notes that say how the policy acted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,17 +40,17 @@ def find_evaluations(callbacks: Sequence[object]) -> list[EvalCallback]:
 
 class NoteEvaluationModes(BaseCallback):
     """
-    Makes SB3's ``EvalCallback`` say how the policy acted. ``OfflineToOnlineAlgorithm`` adds it by itself, after the callbacks
-    it watches.
+    Makes SB3's ``EvalCallback`` say how the policy acted. ``OfflineToOnlineAlgorithm`` adds this callback by itself, after the
+    evaluations that it watches.
 
-    Printed with each evaluation (if the ``EvalCallback`` is verbose), and added to its ``evaluations.npz``, one entry for each
-    evaluation beside SB3's ``timesteps``:
+    It prints a note with each evaluation (if the ``EvalCallback`` is verbose) and adds arrays to ``evaluations.npz``, with one
+    entry for each evaluation beside SB3's ``timesteps``:
 
     - ``modes``: the policy's ``acting_mode`` (``"zero"``, ``"best_of_n"``, ...)
-    - ``deterministic``: the ``EvalCallback``'s
-    - ``offline``: whether ``timesteps`` counts gradient steps of an offline phase, not environment steps
-    - ``behaviour_return``: in an offline phase the dataset's own mean return and the ends of its 95 % interval, else NaN;
-      ``behaviour_caveat``: why that is not the return of the task's episodes, "" if it may be
+    - ``deterministic``: the argument of the ``EvalCallback``
+    - ``offline``: True if ``timesteps`` counts gradient steps of an offline phase, not environment steps
+    - ``behaviour_return``: in an offline phase the dataset's own mean return and the ends of its 95 % interval, else NaN
+    - ``behaviour_caveat``: why that return is not the return of the task's episodes, "" if it may be
 
     :param evaluations: the callbacks to watch
     """
@@ -78,7 +78,7 @@ class NoteEvaluationModes(BaseCallback):
                 print(f"Dataset's own mean return: {behaviour}")
         if evaluation.log_path is None:
             return
-        # kept with the lists of the evaluation itself, which may go on in another phase
+        # The notes lie beside the lists of the evaluation, which may go on in another phase
         notes: list[tuple[Any, ...]] = vars(evaluation).setdefault("evaluations_notes", [])
         unseen = len(evaluation.evaluations_timesteps) - len(notes) - 1  # evaluations of another algorithm
         notes += [("unknown", evaluation.deterministic, False, NO_BEHAVIOUR[:3], "")] * unseen

@@ -1,4 +1,4 @@
-"""Base class of policies with a generative actor: the actor turns noise into action chunks; a value ensemble, its target."""
+"""Base class of policies with an actor that turns noise into action chunks, a value ensemble and its target."""
 
 from typing import Any, ClassVar, Self
 
@@ -27,9 +27,9 @@ class GenerativePolicy(ActingPolicy):
     """
     Actor, value ensemble and its target.
 
-    Subclasses name the classes of the two networks and have a constructor of their own that hands on every argument by name
-    (``arguments_in(locals())``); those that are not listed here become attributes, and a saved policy has them.
-    ``actor_arguments`` names the ones that the actor takes, too.
+    A subclass names the classes of the two networks, and its constructor hands on every argument by name
+    (``arguments_in(locals())``). Arguments that are not listed here become attributes, and a saved policy has them.
+    ``actor_arguments`` names the arguments that the actor takes, too.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -40,8 +40,8 @@ class GenerativePolicy(ActingPolicy):
     :param n_candidates: n of best-of-n
     :param acting_mode: how actions are found, see :class:`ActingPolicy`
     :param search: settings of ``"qgbs"`` that differ from ``SEARCH``, see :func:`sb3_flow.flow.beam_search`
-    :param noise_seed: what the noise of deterministic decisions depends on besides the observation; by default it is drawn
-        from torch's global generator. An algorithm's policy has the algorithm's seed
+    :param noise_seed: seed of the noise of deterministic decisions; by default it is drawn from torch's global generator, and
+        an algorithm's policy has the algorithm's seed
     :param net_arch: hidden layers of both networks, or ``dict(pi=..., qf=...)``; default 4 x 512
     :param activation_fn: Activation function
     :param features_extractor_class: Features extractor to use; by default that of the class, ``default_features_extractor``
@@ -51,7 +51,7 @@ class GenerativePolicy(ActingPolicy):
     :param optimizer_kwargs: Additional keyword arguments, excluding the learning rate, to pass to the optimizer
     :param share_features_extractor: Whether to share or not the features extractor between the actor and the critic
     :param backend: see :meth:`set_backend`
-    :param own: arguments of a subclass's own
+    :param own: further arguments of a subclass
     """
 
     actor_class: ClassVar[type[GenerativeActor]]
@@ -116,7 +116,7 @@ class GenerativePolicy(ActingPolicy):
         self.set_backend(backend)
 
     def _check_arguments(self) -> None:
-        """Refuse arguments of a subclass's own."""
+        """Refuse further arguments that a subclass cannot use."""
         check_options(self)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -134,7 +134,7 @@ class GenerativePolicy(ActingPolicy):
             "noise_seed": self.noise_seed,
             **{name: getattr(self, name) for name in self.actor_arguments},
         }
-        # fused: one kernel per step instead of a loop over the parameters
+        # A fused step is one kernel instead of a loop over the parameters
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
         optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
         self.actor = self.actor_class(**self._update_features_extractor(self._actor_kwargs))
@@ -149,7 +149,7 @@ class GenerativePolicy(ActingPolicy):
         }
         shared = self.actor.features_extractor if self.share_features_extractor else None
         self.critic = self.critic_class(**self._update_features_extractor(critic_kwargs, shared))
-        # Targets never share their features extractor with what they follow
+        # A target never shares its features extractor with the network that it follows
         self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
         # As in SAC the critic's loss does not train a shared features extractor
         critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
@@ -177,9 +177,9 @@ class GenerativePolicy(ActingPolicy):
 
     def set_noise_seed(self, seed: int) -> None:
         """
-        Set the seed of the noise that is a function of the observation.
+        Set the seed of the noise of deterministic decisions.
 
-        :param seed: what the noise of deterministic decisions depends on besides the observation
+        :param seed: any integer
         """
         self.noise_seed = seed
         for part in self.children():
@@ -204,9 +204,9 @@ class GenerativePolicy(ActingPolicy):
 
         :param backend: ``"native"``, compiled kernels wherever nothing looks into the networks (tracing, hooks, torch.func);
             ``"torch"``, torch's own operators; ``"auto"``, native if these networks and this machine allow it
-        :param earlier: what ``"auto"`` was when a model that is now loaded was built
+        :param earlier: the choice for ``"auto"`` when a model that is now loaded was built
         :param verbose: 1 to print the choice for ``"auto"``
-        :raises ValueError: if ``"native"`` is asked for and cannot be had
+        :raises ValueError: if ``"native"`` is given and the kernels do not cover these networks or this machine
         """
         self.backend = backend
         self.chosen_backend = choose_backend(backend, earlier, not_covered(self), None, verbose, self.device.type)
@@ -222,8 +222,7 @@ class GenerativePolicy(ActingPolicy):
 
     def _bound_critic(self, observation: PyTorchObs) -> Critic:
         critic: Any = self.critic
-        bound: Critic = critic.bind(observation, frozen=True)
-        return bound
+        return critic.bind(observation, frozen=True)  # type: ignore[no-any-return]
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -231,8 +230,8 @@ class GenerativePolicy(ActingPolicy):
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: flow times from 0 to 1, shape ``(T,)``, and the points at these times, shape ``(T, B, n, A)``; the last ones
-            are actions in [-1, 1]
+        :return: flow times from 0 to 1, shape ``(T,)``, and the points at these times, shape ``(T, B, n, A)``; the points at
+            time 1 are actions in [-1, 1]
         """
         raise NotImplementedError  # pragma: no cover
 

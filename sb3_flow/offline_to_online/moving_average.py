@@ -1,4 +1,4 @@
-"""Networks that follow others."""
+"""Moving averages of networks."""
 
 import torch as th
 from torch import nn
@@ -6,14 +6,14 @@ from torch import nn
 
 class MovingAverage:
     """
-    Exponential moving average of a network, in place. Running statistics (BatchNorm) are copied, as SB3 does.
+    Exponential moving average of a network, in place. Running statistics (BatchNorm) are copied, as in SB3.
 
     :param source: network to follow
-    :param target: network of the same structure, which is the average
+    :param target: network of the same structure that holds the average
     """
 
     def __init__(self, source: nn.Module, target: nn.Module) -> None:
-        # Gathered once: walking through the modules takes longer than the averaging
+        # The lists are made once: a walk through the modules takes longer than the averaging
         self._new: list[th.Tensor] = list(source.parameters())
         self._averages: list[th.Tensor] = list(target.parameters())
         statistics = dict(source.named_buffers())
@@ -21,7 +21,7 @@ class MovingAverage:
 
     @th.no_grad()
     def step(self, rate: float) -> None:
-        """``target <- (1 - rate) * target + rate * source``"""
+        """Do ``target <- (1 - rate) * target + rate * source``."""
         th._foreach_lerp_(self._averages, self._new, rate)  # as torch.optim.swa_utils does
         for target, source in self._statistics:
             target.copy_(source)

@@ -1,4 +1,4 @@
-"""A stand-in for an environment that is missing, and small helpers around environments."""
+"""A VecEnv for models without environment, and small helpers around environments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 
 class SpacesOnlyVecEnv(VecEnv):
     """
-    A VecEnv that has spaces and cannot be stepped: what callbacks see as ``training_env`` while a model trains from a
-    dataset alone.
+    A VecEnv with spaces but without steps, the ``training_env`` of callbacks while a model trains from a dataset alone.
 
     :param observation_space: Observation space
     :param action_space: Action space
@@ -48,7 +47,7 @@ class SpacesOnlyVecEnv(VecEnv):
 
 
 class OfflineProgressBar(ProgressBarCallback):
-    """One tick per gradient step, however many environments the model has."""
+    """Progress bar with one tick per gradient step, however many environments the model has."""
 
     def _on_step(self) -> bool:
         self.pbar.update(1)
@@ -62,7 +61,7 @@ def has_statistics(normalizer: VecNormalize) -> bool:
 
 
 def as_vec_env(env: GymEnv) -> VecEnv:
-    """Wrap a single environment in a Monitor and a DummyVecEnv; a ``VecEnv`` stays what it is."""
+    """Wrap a single environment in a Monitor and a DummyVecEnv; return a ``VecEnv`` as it is."""
     if isinstance(env, VecEnv):
         return env
     monitored = env if is_wrapped(env, Monitor) else Monitor(env)
@@ -74,13 +73,12 @@ def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
     Normalise an environment like the training environment.
 
     :param env: an environment to evaluate on
-    :param normalizer: of the training environment, ``None`` if it has none
-    :return: ``env``, in a VecNormalize with the same settings if it needs one and has none; rewards stay what they are
+    :param normalizer: VecNormalize of the training environment, or None
+    :return: ``env`` in a VecNormalize with the same settings, unless ``env`` has a VecNormalize or needs none; rewards stay
     """
     if normalizer is None or (isinstance(env, VecEnv) and unwrap_vec_normalize(env) is not None):
         return env
     env = as_vec_env(env)
-    settings: dict[str, Any] = {
-        name: getattr(normalizer, name) for name in ("norm_obs", "clip_obs", "epsilon", "norm_obs_keys")
-    }
+    names = ("norm_obs", "clip_obs", "epsilon", "norm_obs_keys")
+    settings: dict[str, Any] = {name: getattr(normalizer, name) for name in names}
     return VecNormalize(env, training=False, norm_reward=False, **settings)

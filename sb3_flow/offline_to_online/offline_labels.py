@@ -1,8 +1,7 @@
 """
 Words for an offline phase, in which SB3's ``num_timesteps`` counts gradient steps and SB3 calls them time steps.
 
-What SB3 prints and logs is recognised by its text (checked with stable-baselines3 2.9.2, named in
-``tests/test_sb3_private_api.py``).
+SB3's lines are recognised by their text (checked with stable-baselines3 2.9.2, named in ``tests/test_sb3_private_api.py``).
 """
 
 import sys
@@ -16,11 +15,11 @@ from sb3_flow.data.returns import BehaviourReturn
 
 TIMESTEPS, GRADIENT_STEPS = "time/total_timesteps", "time/gradient_steps"
 EVALUATION = "Eval num_timesteps=", "Eval gradient_steps="
-"""The beginning of what ``EvalCallback`` prints, and what it becomes."""
+"""The beginning of the line that ``EvalCallback`` prints, and its replacement."""
 
 
 class _Relabelled:
-    """A text stream in front of another one."""
+    """A text stream that replaces words on their way to another stream."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -35,10 +34,9 @@ class _Relabelled:
 @contextmanager
 def in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[None]:
     """
-    While it lasts, what is printed and logged says "gradient steps", and each table that says how many has the dataset's own
-    return, too.
+    Make lines and logs say "gradient steps" for a while, and add the dataset's own return to each table that counts the steps.
 
-    :param logger: of the model
+    :param logger: the model's logger
     :param behaviour: return of the policy that made the dataset
     """
     record = logger.record
@@ -47,7 +45,7 @@ def in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[No
         if key == TIMESTEPS:
             key = GRADIENT_STEPS
             for end, number in (("", behaviour.value), ("_low", behaviour.low), ("_high", behaviour.high)):
-                # the table has the mean alone, and what is printed beside an evaluation all three
+                # the table has the mean alone; the line beside an evaluation has all three numbers
                 record(f"offline/behaviour_return{end}", number, ("stdout", "log") if end else None)
         record(key, value, exclude)
 

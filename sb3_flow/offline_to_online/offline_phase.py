@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from gymnasium import spaces
@@ -16,12 +16,7 @@ from sb3_flow.common.checks import check_learning, check_whole
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.evaluation_notes import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.offline_to_online.metrics import MetricSums
-from sb3_flow.offline_to_online.offline_env import (
-    OfflineProgressBar,
-    SpacesOnlyVecEnv,
-    has_statistics,
-    normalized_alike,
-)
+from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
 from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
 from sb3_flow.offline_to_online.phase import ONLINE, Phase
@@ -29,7 +24,7 @@ from sb3_flow.offline_to_online.spaces import channels_first, channels_first_spa
 
 
 class OfflinePhase(PersistentAlgorithm):
-    """Off-policy algorithm that trains on a dataset, with or without an environment."""
+    """Off-policy algorithm that can train on a dataset, with or without an environment."""
 
     offline_steps: int
     offline_updates: int
@@ -66,12 +61,12 @@ class OfflinePhase(PersistentAlgorithm):
 
     def set_offline_dataset(self, dataset: OfflineDataset | str) -> OfflineDataset:
         """
-        Put a dataset beside the online steps of the replay buffer. If the model's VecNormalize has not seen data yet,
-        its statistics are taken from the dataset.
+        Put a dataset beside the online steps of the replay buffer. If the model's VecNormalize has not seen data yet, it takes
+        its statistics from the dataset.
 
         :param dataset: an ``OfflineDataset`` or its location
         :return: the dataset as the model sees it (images channel-first)
-        :raises ValueError: if it does not fit the model; the model is unchanged then
+        :raises ValueError: if the dataset does not fit the model, which is unchanged then
         """
         if not isinstance(self.replay_buffer, TrajectoryReplayBuffer):
             raise ValueError(
@@ -103,21 +98,21 @@ class OfflinePhase(PersistentAlgorithm):
         Train on a dataset alone, without stepping an environment. Callbacks are called once per gradient step, and
         ``num_timesteps`` counts gradient steps while the phase lasts, so that ``CheckpointCallback``, ``EvalCallback``
         and the logger work as they do online. Evaluations are printed beside the dataset's own mean return, which is logged as
-        ``offline/behaviour_return``. Calling it again continues.
+        ``offline/behaviour_return``. Another call continues the training.
 
         :param dataset: an ``OfflineDataset`` or its location, see ``OfflineDataset.load``
         :param gradient_steps: gradient steps to make now
         :param callback: callback(s) called at every gradient step; returning False stops the phase
-        :param log_interval: gradient steps between two log lines, the last of which is at the end; ``None`` for none
-        :param eval_env: evaluate on this environment during the phase; if the model has a VecNormalize and it has none, it
-            gets one with the same statistics
+        :param log_interval: gradient steps between two log lines, the last of which is at the end; ``None`` for no lines
+        :param eval_env: evaluate on this environment during the phase; if only the model has a VecNormalize, the environment
+            gets a VecNormalize with the same statistics
         :param eval_freq: gradient steps between two evaluations
         :param n_eval_episodes: episodes per evaluation
         :param tb_log_name: the name of the run for TensorBoard (default: class name + "_offline")
         :param progress_bar: Display a progress bar using tqdm and rich.
         :param eval_log_path: folder for ``evaluations.npz`` and the best model of ``eval_env``
         :return: the model
-        :raises ValueError: if the dataset does not fit the model; the model is unchanged then
+        :raises ValueError: if the dataset does not fit the model, which is unchanged then
         """
         check_whole(0, gradient_steps=gradient_steps)
         check_learning(gradient_steps, log_interval)
@@ -131,8 +126,7 @@ class OfflinePhase(PersistentAlgorithm):
             name = tb_log_name or f"{type(self).__name__}_offline"
             self._logger = configure_logger(self.verbose, self.tensorboard_log, name, self.offline_updates == 0)
         if self.ep_info_buffer is None:
-            self.ep_info_buffer = deque(maxlen=self._stats_window_size)
-            self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+            self.ep_info_buffer, self.ep_success_buffer = (deque(maxlen=self._stats_window_size) for _ in range(2))
         total_timesteps = self.offline_updates + gradient_steps
         self.phase = Phase("offline", environment_steps=self.num_timesteps)
         self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
@@ -142,15 +136,9 @@ class OfflinePhase(PersistentAlgorithm):
             extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar else []
             if eval_env is not None:
                 wrapped = self._wrap_env(normalized_alike(eval_env, self._vec_normalize_env), self.verbose)
-                evaluation = EvalCallback(
-                    wrapped,
-                    n_eval_episodes=n_eval_episodes,
-                    eval_freq=eval_freq,
-                    log_path=eval_log_path,
-                    best_model_save_path=eval_log_path,
-                    verbose=self.verbose,
-                )
-                extra.append(evaluation)
+                paths: dict[str, Any] = {"log_path": eval_log_path, "best_model_save_path": eval_log_path}
+                counts: dict[str, Any] = {"n_eval_episodes": n_eval_episodes, "eval_freq": eval_freq}
+                extra.append(EvalCallback(wrapped, **counts, **paths, verbose=self.verbose))
             with warnings.catch_warnings():
                 if without_env:
                     warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
@@ -169,7 +157,7 @@ class OfflinePhase(PersistentAlgorithm):
         return self
 
     def _run_offline(self, total_timesteps: int, callback: BaseCallback, log_interval: int | None) -> None:
-        # what callbacks find in their `locals` after an environment step; here no episode ever ends
+        # callbacks find these in their `locals` after an environment step; here no episode ever ends
         nothing = {"dones": np.zeros(self.n_envs, dtype=bool), "infos": [{} for _ in range(self.n_envs)]}
         callback.update_locals({**nothing, "rewards": np.zeros(self.n_envs, dtype=np.float32)})
         while self.num_timesteps < total_timesteps:
@@ -185,7 +173,7 @@ class OfflinePhase(PersistentAlgorithm):
         if log_interval is None:
             self._metrics.clear()
         elif self.num_timesteps % log_interval != 0:
-            self.dump_logs()  # what is left belongs to this phase, not to the next
+            self.dump_logs()  # the metrics of the last steps belong to this phase, not to the next
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         evaluations = find_evaluations(as_list(callback))

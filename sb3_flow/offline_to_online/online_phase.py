@@ -12,7 +12,7 @@ from sb3_flow.offline_to_online.spaces import same_but_for_bounds
 
 
 class OnlinePhase(PersistentAlgorithm):
-    """Off-policy algorithm that collects steps with action chunks, in an environment that may come after the dataset."""
+    """Off-policy algorithm that collects steps with action chunks, in an environment that may be set after the dataset."""
 
     policy: ChunkedPolicy
     offline_updates: int
@@ -53,10 +53,7 @@ class OnlinePhase(PersistentAlgorithm):
         return result
 
     def _sample_action(
-        self,
-        learning_starts: int,
-        action_noise: ActionNoise | None = None,
-        n_envs: int = 1,
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         if self.num_timesteps < learning_starts and self.offline_updates == 0:
             # SB3's random warm-up; a policy that was trained offline acts from the first step

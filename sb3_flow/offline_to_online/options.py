@@ -7,12 +7,7 @@ from sb3_flow.common.checks import arguments_of, check_choice, check_known
 
 
 def arguments_in(scope: dict[str, Any]) -> dict[str, Any]:
-    """
-    Collect the arguments of a constructor by name, to hand them on.
-
-    :param scope: ``locals()`` at the beginning of the constructor
-    :return: every argument but ``self``
-    """
+    """Collect all arguments but ``self`` by name from ``locals()`` at the beginning of a constructor, to hand them on."""
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
@@ -22,7 +17,7 @@ def check_own(owner: type, given: dict[str, Any]) -> None:
 
     :param owner: the class that the user called
     :param given: arguments by name
-    :raises TypeError: with the nearest name
+    :raises TypeError: if there is such an argument; the message has the nearest name
     """
     constructors = [vars(base)["__init__"] for base in owner.__mro__ if "__init__" in vars(base)]
     check_known(owner, given, {name for each in constructors for name in inspect.signature(each).parameters})
@@ -32,8 +27,8 @@ def check_options(owner: Any) -> None:
     """
     Refuse an option that is not in the list of its type, ``Literal["this", "that"]``.
 
-    :param owner: has the arguments of its constructor as attributes
-    :raises ValueError: with the name, what was given and the list
+    :param owner: object with the arguments of its constructor as attributes
+    :raises ValueError: if there is such an option
     """
     for name, argument in arguments_of(type(owner)).items():
         if get_origin(argument.annotation) is Literal:

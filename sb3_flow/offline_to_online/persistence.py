@@ -26,8 +26,8 @@ from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     """
-    Off-policy algorithm with random streams of its own that are saved with it, files that are complete or not there, and
-    loads that change nothing if they fail.
+    Off-policy algorithm that saves its own random streams, writes a file completely or not at all, and is unchanged by a load
+    that fails.
     """
 
     horizon_length: int
@@ -37,14 +37,14 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     storage: Storage
     random_streams: RandomStreams | None
     noise_seed: int | None
-    """What the noise of deterministic decisions depends on besides the observation."""
+    """Seed of the noise of deterministic decisions, which depends on this seed and the observation alone."""
     phase = ONLINE
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
         Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space, and this model's own).
 
-        :param seed: without one, the model's own generators are seeded from torch's global generator
+        :param seed: None seeds the model's own generators from torch's global generator
         """
         super().set_random_seed(seed)
         own_seed = draw_seed() if seed is None else seed
@@ -55,7 +55,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         self._connect_buffer_and_policy()
 
     def _connect_buffer_and_policy(self) -> None:
-        """Give buffer and policy what they have from this model; they may have been copied, loaded or exchanged since."""
+        """Give generators and seeds to buffer and policy, which may be copies, loaded or exchanged."""
         assert self.random_streams is not None
         buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
         if isinstance(buffer, TrajectoryReplayBuffer):
@@ -112,7 +112,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         copied = super().__deepcopy__(memo)
         buffer = getattr(self, "replay_buffer", None)
         if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
-            copied.replay_buffer.set_offline(buffer.offline_dataset)  # a buffer by itself is copied without
+            copied.replay_buffer.set_offline(buffer.offline_dataset)  # the copy of a buffer has no dataset
         if copied.random_streams is not None:
             copied._connect_buffer_and_policy()
         return copied
@@ -132,7 +132,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
         """
-        Save the model, complete or not at all, see :meth:`AtomicSaves.save`; during an offline phase, too.
+        Save the model, completely or not at all, see :meth:`AtomicSaves.save`. This works during an offline phase, too.
 
         :param path: path to the file where the model should be saved
         :param exclude: name of parameters that should be excluded in addition to the default ones
@@ -148,7 +148,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
 
     def save_replay_buffer(self, path: str | Path | io.BufferedIOBase) -> None:
         """
-        Save the online steps as a pickle file, complete or not at all. The offline dataset is not part of it.
+        Save the online steps, without the offline dataset, as a pickle file, completely or not at all.
 
         :param path: Path to the file where the replay buffer should be saved
         """
@@ -157,7 +157,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
 
     def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
-        Load online steps from a pickle file. An offline dataset that is set stays set.
+        Load online steps from a pickle file. The offline dataset of the model stays.
 
         :param path: Path to the pickled replay buffer.
         :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
@@ -191,10 +191,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         self._connect_buffer_and_policy()
 
     def set_parameters(
-        self,
-        load_path_or_dict: str | dict[str, Any],
-        exact_match: bool = True,
-        device: th.device | str = "auto",
+        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
         Load parameters from a given zip-file or a nested dictionary; if that fails the model is as it was.

@@ -5,10 +5,10 @@ from typing import Literal, NamedTuple
 
 class Phase(NamedTuple):
     """
-    Offline or online, with the clock that stands still meanwhile.
+    Offline or online phase. SB3's ``num_timesteps`` counts gradient steps offline and environment steps online.
 
-    :param name: offline SB3's ``num_timesteps`` counts gradient steps, online environment steps
-    :param environment_steps: environment steps made before an offline phase; online ``num_timesteps`` has them
+    :param name: of the phase
+    :param environment_steps: environment steps that were made before an offline phase
     """
 
     name: Literal["online", "offline"]

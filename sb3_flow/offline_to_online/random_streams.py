@@ -8,14 +8,13 @@ import torch as th
 
 class RandomStreams:
     """
-    Named torch generators. Separate streams keep one consumer from disturbing another: evaluating a policy in between
-    does not change which windows the next update samples.
+    Named torch generators. With separate streams an evaluation in between does not change the windows of the next update.
 
-    Pickles as plain state tensors. A stream that was saved on one kind of device and is restored on another continues
-    from its seed, since the states of CPU and CUDA generators cannot be exchanged.
+    The streams are pickled as plain state tensors. A stream that is restored on another kind of device starts from its seed
+    again, since the states of CPU and CUDA generators cannot be exchanged.
 
-    :param seed: all streams are seeded from it
-    :param devices: name of each stream and the device it draws on
+    :param seed: seed of all streams
+    :param devices: device of each stream by the stream's name
     :param given_seed: the ``seed`` argument of the model that owns the streams
     """
 
@@ -28,11 +27,7 @@ class RandomStreams:
         return self._generators[name]
 
     def reseed(self, seed: int) -> None:
-        """
-        Seed all streams.
-
-        :param seed: see the constructor
-        """
+        """Seed all streams."""
         self.seed = seed
         seeds = np.random.SeedSequence(seed).generate_state(len(self._generators))
         for generator, own_seed in zip(self._generators.values(), seeds, strict=True):
@@ -43,11 +38,7 @@ class RandomStreams:
         return {name: (generator.device.type, generator.get_state()) for name, generator in self._generators.items()}
 
     def set_state(self, state: dict[str, tuple[str, th.Tensor]]) -> None:
-        """
-        Go on from an earlier state.
-
-        :param state: result of :meth:`get_state`
-        """
+        """Go on from an earlier state, the result of :meth:`get_state`."""
         for name, (device_type, value) in state.items():
             if name in self._generators and self._generators[name].device.type == device_type:
                 self._generators[name].set_state(value)

@@ -1,4 +1,4 @@
-"""Observation spaces of datasets beside those that SB3's models see: channel-first images, inferred bounds."""
+"""Observation spaces of datasets as SB3's models see them: channel-first images, inferred bounds."""
 
 from typing import Any
 
@@ -34,11 +34,11 @@ def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
 
 def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> OfflineDataset:
     """
-    Turn images of a dataset channel-first if the model's images are and its own are not.
+    Turn images of a dataset channel-first if the model's images are channel-first.
 
-    :param dataset: images in either layout
+    :param dataset: dataset with images in either layout
     :param observation_space: the model's
-    :return: the dataset with channel-first images if the model's are and its own are not, sharing all memory
+    :return: the dataset itself, or a dataset with channel-first images that shares all memory
     """
 
     def view(array: Any, own: spaces.Space, model: spaces.Space) -> Any:
@@ -50,7 +50,7 @@ def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> 
     if own == observation_space or channels_first_space(own) == own:
         return dataset
     if isinstance(own, spaces.Dict) and set(own) != set(getattr(observation_space, "spaces", {})):
-        return dataset  # check_spaces will tell
+        return dataset  # check_spaces will refuse it
     return dataset.replace(
         observations=map_arrays(view, dataset.observations, own, observation_space),
         final_observations=map_arrays(view, dataset.final_observations, own, observation_space),

@@ -26,13 +26,13 @@ class EnsembleValue(BaseModel):
     :param normalize_images: Whether to normalize images or not, dividing by 255.0 (True by default)
     :param horizon_length: actions per decision h
     :param n_critics: ensemble size K
-    :param share_features_extractor: whether the features extractor is the actor's, which then trains it alone
+    :param share_features_extractor: True if the features extractor is the actor's and the actor alone trains it
     """
 
     features_extractor: BaseFeaturesExtractor
     optimizer: th.optim.Optimizer
     extra_inputs: ClassVar[int] = 0
-    """Inputs besides features and chunk."""
+    """Count of inputs besides features and chunk."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EnsembleValue(BaseModel):
 
 
 class ActionValue(EnsembleValue):
-    """Q-functions Q_k(s, a) of action chunks. The arguments are those of ``EnsembleValue``."""
+    """Q-functions Q_k(s, a) of action chunks, with the arguments of ``EnsembleValue``."""
 
     def bind(self, observation: PyTorchObs, frozen: bool = False) -> Critic:
         """
@@ -89,9 +89,5 @@ class ActionValue(EnsembleValue):
         return critic
 
     def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """
-        Value actions, as SB3's critics do.
-
-        :return: Q(s, a) of every member, one tensor of shape ``(B, 1)`` each
-        """
+        """Value actions, as SB3's critics do: return Q(s, a) of shape ``(B, 1)`` for every member."""
         return tuple(self.bind(observation)(actions).unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""Networks of RQL: a velocity field over actions, a value function over partial actions, and how to act with them."""
+"""Policies of RQL: a velocity field over actions, a value function over partial actions, and the ways to act with them."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ class FlowActor(GenerativeActor):
     """
     Flow policy: noise x^0 ~ N(0, I) is carried to an action x^F by ``flow_steps`` Euler steps along u(s, x, t).
 
-    Arguments that are not listed are those of ``GenerativeActor``.
+    ``GenerativeActor`` describes the other arguments.
 
     :param flow_steps: Euler steps F
     """
@@ -44,7 +44,7 @@ class FlowActor(GenerativeActor):
         Close the velocity field over observations.
 
         :param observation: B observations
-        :param n_candidates: successive rows of x for each of them
+        :param n_candidates: successive rows of x for each observation
         :return: ``velocity(x, t)``
         """
         features = self.extract_features(observation, self.features_extractor)
@@ -58,21 +58,14 @@ class FlowActor(GenerativeActor):
 
 class PartialActionValue(EnsembleValue):
     """
-    Ensemble of values of partial actions V_k(s, x, t): how good it is to have refined noise to x by flow time t.
-    V(s, a, 1) is the Q-function; V(s, x, 0) with x ~ N(0, I) is a one-sample estimate of the state value.
-
-    The arguments are those of ``EnsembleValue``.
+    Ensemble of values V_k(s, x, t) of partial actions: of having refined noise to x by flow time t. V(s, a, 1) is the
+    Q-function; V(s, x, 0) with x ~ N(0, I) is a one-sample estimate of the state value. Arguments: see ``EnsembleValue``.
     """
 
     extra_inputs = 1
 
     def bind(self, observation: PyTorchObs) -> Value:
-        """
-        Close the value function over observations.
-
-        :param observation: B observations
-        :return: ``value(x, t, frozen)``; frozen: gradients reach x only
-        """
+        """Close the value function over observations: ``value(x, t, frozen)``; if frozen, gradients reach x only."""
         features, ensemble = self.features(observation), self.ensemble.bind()
 
         def value(x: th.Tensor, t: th.Tensor, frozen: bool = False) -> th.Tensor:
@@ -82,11 +75,7 @@ class PartialActionValue(EnsembleValue):
         return value
 
     def forward(self, observation: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        """
-        Value actions, as SB3's critics do.
-
-        :return: Q(s, a) = V(s, a, 1) of every member, one tensor of shape ``(B, 1)`` each
-        """
+        """Value actions, as SB3's critics do: return Q(s, a) = V(s, a, 1) of shape ``(B, 1)`` for every member."""
         return tuple(self.bind(observation)(actions, th.ones_like(actions[:, :1])))
 
 
@@ -97,15 +86,9 @@ class RQLPolicy(GenerativePolicy):
     ``predict`` uses the moving average of the actor; only exploration (``explore_chunk``) uses the actor itself. Candidates
     are ranked by mean_k V_k(s, a, 1).
 
-    Arguments that are not listed are those of ``GenerativePolicy``.
+    ``GenerativePolicy`` describes the other arguments.
 
-    :param observation_space: Observation space
-    :param action_space: Action space
-    :param lr_schedule: Learning rate schedule (could be constant)
-    :param horizon_length: actions per decision h
     :param flow_steps: Euler steps F
-    :param n_critics: ensemble size K
-    :param n_candidates: n of ``"best_of_n"``
     :param acting_mode: ``"zero"``, ``"sample"`` (the paper's), ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
     """
 
@@ -159,9 +142,7 @@ class RQLPolicy(GenerativePolicy):
     def steps_of_a_sample(self) -> int:
         return self.flow_steps
 
-    @property
-    def steps_of_a_jump(self) -> int:
-        return self.flow_steps
+    steps_of_a_jump = steps_of_a_sample
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide chunks with the actor itself from fresh noise, as the online phase collects them."""
@@ -180,7 +161,7 @@ class RQLPolicy(GenerativePolicy):
         return times, th.stack(points).unflatten(1, noise.shape[:2])
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Give V_k(s, x, t): how good it is to have refined noise to x by flow time t."""
+        """Give V_k(s, x, t), the values of having refined noise to x by flow time t."""
         n_times, batch_size, n, _ = points.shape
         features = self.critic.features(observation)[None, :, None].expand(n_times, -1, n, -1)
         inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)

@@ -18,15 +18,7 @@ from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.options import arguments_in
-from sb3_flow.rql.policies import (
-    CnnPolicy,
-    FlowActor,
-    MlpPolicy,
-    MultiInputPolicy,
-    PartialActionValue,
-    RQLPolicy,
-    Value,
-)
+from sb3_flow.rql.policies import CnnPolicy, FlowActor, MlpPolicy, MultiInputPolicy, PartialActionValue, RQLPolicy, Value
 
 
 class RQL(OfflineToOnlineAlgorithm):
@@ -43,14 +35,13 @@ class RQL(OfflineToOnlineAlgorithm):
     without running the policy and without backups over refinement steps. The policy is improved at each refinement step
     alone, by the gradient of V at the step's end: no backpropagation through time.
 
-    Where paper and reference implementation differ this follows the implementation, which reproduces the published
+    Where paper and reference implementation differ, RQL follows the implementation, which reproduces the published
     scores: the policy's value term is taken at the noise-data interpolation points of the flow matching loss, velocity
     is per unit of flow time, and flow matching averages over components (published values of alpha refer to that).
 
-    Arguments that are not listed are those of SB3's off-policy algorithms and of ``OfflineToOnlineAlgorithm``.
+    ``OfflineToOnlineAlgorithm`` describes the other arguments.
 
     :param policy: The policy model to use (MlpPolicy, CnnPolicy, MultiInputPolicy; FlowPolicy is MlpPolicy)
-    :param env: The environment to learn from; may be ``None`` if ``offline_dataset`` is given
     :param learning_rate: learning rate of both Adam optimisers
     :param tau: rate of the target V_bar
     :param gamma: discount factor per environment step (published: 0.99; 0.995 for the longest mazes)
@@ -62,13 +53,11 @@ class RQL(OfflineToOnlineAlgorithm):
     :param n_critics: K, members of the value ensemble (or in ``policy_kwargs``, as SB3 has it); results drop below 5
     :param rho: pessimism, standard deviations of the ensemble subtracted in the target (published: 0.5 or 0)
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
-    :param objective: ``"rql"``, or ``"bc"`` for behaviour cloning with the same policy (flow matching alone, the value
-        function is not trained): the baseline to compare with
+    :param objective: ``"rql"``, or as a baseline ``"bc"``, behaviour cloning with the same policy (flow matching alone, the
+        value function is not trained)
     :param acting_mode: ``"zero"``, ``"sample"`` (the paper's protocol), ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
         actions, see ``ActingPolicy``; saved with the model
     :param n_candidates: n of ``"best_of_n"``
-    :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``)
-    :param offline_steps: gradient steps on the dataset that ``learn`` makes before its first environment step
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -136,11 +125,9 @@ class RQL(OfflineToOnlineAlgorithm):
     ) -> None:
         super().__init__(**arguments_in(locals()))
 
-    # ------------------------------------------------------------------ the maths
-
     def td_target(self, batch: ChunkSamples, noise: th.Tensor) -> th.Tensor:
         """
-        y = R_h + gamma^h m (mean_k - rho std_k) V_bar_k(s_{+h}, x', 0): the same for all partial actions of a sample.
+        Compute y = R_h + gamma^h m (mean_k - rho std_k) V_bar_k(s_{+h}, x', 0), the target of all partial actions of a sample.
 
         :param noise: x' ~ N(0, I), shape ``(B, A)``
         :return: shape ``(B, 1)``
@@ -152,7 +139,7 @@ class RQL(OfflineToOnlineAlgorithm):
         self, value: Value, velocity: Velocity, batch: ChunkSamples, target: th.Tensor, depth: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
         """
-        Expectile loss of V_k at the data action, reversed by ``depth`` along the current flow.
+        Compute the expectile loss of V_k at the data action, reversed by ``depth`` along the current flow.
 
         :param target: y, shape ``(B, 1)``
         :param depth: how far each sample is reversed, shape ``(B, 1)``
@@ -167,7 +154,7 @@ class RQL(OfflineToOnlineAlgorithm):
         self, value: Value | None, velocity: Velocity, batch: ChunkSamples, noise: th.Tensor, time: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
         """
-        L_Q + alpha L_BC, sharing one evaluation of the velocity at x_t = (1 - t) x_0 + t a: the value after one Euler
+        Compute L_Q + alpha L_BC with one evaluation of the velocity at x_t = (1 - t) x_0 + t a: the value after one Euler
         step of the policy (the value function is frozen), and flow matching.
 
         :param value: ``None`` leaves out the value term
@@ -186,7 +173,7 @@ class RQL(OfflineToOnlineAlgorithm):
         return q_loss + self.alpha * bc_loss, bc_loss
 
     def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
-        """One step of L = L_V + L_Q + alpha L_BC; see the base class."""
+        """Make one step of L = L_V + L_Q + alpha L_BC; see the base class."""
         actions = batch.actions
         device, (batch_size, chunk_dim) = actions.device, actions.shape
         time = th.rand(batch_size, 1, generator=generator, device=device)
@@ -213,8 +200,6 @@ class RQL(OfflineToOnlineAlgorithm):
             "value_std": values.detach().std(dim=0, correction=0).mean() if len(values) > 1 else th.zeros_like(bc_loss),
             "target_mean": target.mean(),
         }
-
-    # ------------------------------------------------------------------- plumbing
 
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
