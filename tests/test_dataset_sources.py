@@ -205,7 +205,7 @@ def test_ogbench_errors(tmp_path: Path) -> None:
     path = tmp_path / "raw.npz"
     write_ogbench(path, "pointmaze-medium-singletask-task1-v0")
     for where in (path, "pointmaze-medium-navigate-v0", f"pointmaze-medium-navigate-v0@{path}"):
-        with pytest.raises(ValueError, match="names no single task, which is what rewards are computed for"):
+        with pytest.raises(ValueError, match="names no single task, and rewards are computed for single tasks"):
             OfflineDataset.load(f"ogbench:{where}")
     with pytest.raises(ValueError, match="OGBench has no environment pointmaze-tiny-singletask-v0"):
         OfflineDataset.load(f"ogbench:pointmaze-tiny-navigate-singletask-v0@{path}")

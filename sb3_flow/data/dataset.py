@@ -30,8 +30,8 @@ class OfflineDataset:
     """
     Transitions collected beforehand, in the order of time, trajectory after trajectory. The arrays are read-only.
 
-    "Bootstrapping stops here" (``terminated``) and "the trajectory ends here" (``trajectory_ends``) are different arrays: a
-    time limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
+    ``terminated`` (bootstrapping stops here) and ``trajectory_ends`` (the trajectory ends here) are different arrays: a time
+    limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
 
     Make one with :meth:`load`, :meth:`from_arrays`, :meth:`from_minari` or :meth:`from_replay_buffer`. The constructor takes
     finished arrays and stores them without a copy and without looking at their values.
@@ -70,14 +70,10 @@ class OfflineDataset:
         if any(len(array) != ends for array in entries(final_observations).values()):
             raise ValueError(f"final_observations must have one row for each of the {ends} trajectories")
         self.observations = map_arrays(_read_only, observations)
-        self.actions = _read_only(actions)
-        self.rewards = _read_only(rewards)
-        self.terminated = _read_only(terminated)
-        self.trajectory_ends = _read_only(trajectory_ends)
+        self.actions, self.rewards = _read_only(actions), _read_only(rewards)
+        self.terminated, self.trajectory_ends = _read_only(terminated), _read_only(trajectory_ends)
         self.final_observations = map_arrays(_read_only, final_observations)
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.source = source
+        self.observation_space, self.action_space, self.source = observation_space, action_space, source
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -121,8 +117,6 @@ class OfflineDataset:
 
         following: np.ndarray | dict[str, np.ndarray] = map_arrays(shifted, self.observations, self.final_observations)
         return following
-
-    # ------------------------------------------------------------------------------------------------------ making one
 
     @classmethod
     def from_arrays(
@@ -234,9 +228,7 @@ class OfflineDataset:
 
         def read(allocate: Allocate) -> Parts:
             parts = source.read(allocate, observation_space, action_space)
-            parts.observation_space = parts.observation_space if observation_space is None else observation_space
-            parts.action_space = parts.action_space if action_space is None else action_space
-            return checked(parts)
+            return checked(parts, observation_space, action_space)
 
         try:
             if mmap_dir is None:
@@ -275,7 +267,7 @@ class OfflineDataset:
         :raises FileExistsError: if there is something else
         """
         path = Path(path).expanduser()
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if storage.is_taken(path):
             raise FileExistsError(f"{path} exists already; save into a new folder")
         storage.write_folder(path, lambda allocate: self._parts(), self.source, None)
 
@@ -283,8 +275,6 @@ class OfflineDataset:
         """Make the dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
         rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
         return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
-
-    # ------------------------------------------------------------------------------------------------------- using one
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """
@@ -326,7 +316,7 @@ class OfflineDataset:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view; the caller's own array keeps its flags."""
+    """Make a read-only view; the caller's own array keeps its flags."""
     view = array.view()
     view.flags.writeable = False
     return view

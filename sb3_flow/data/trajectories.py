@@ -7,9 +7,7 @@ import numpy as np
 WindowRule = Literal["rql", "q_chunking"]
 
 
-def count_starts(
-    length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: WindowRule
-) -> np.ndarray:
+def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, rule: WindowRule) -> np.ndarray:
     """
     Count the steps of trajectories that windows may start at, from the first on.
 
@@ -18,16 +16,16 @@ def count_starts(
     Q-chunking starts on every row. Of a trajectory that is still running (or was cut by a reset, so that its end is no end
     of the task) only windows that lie inside it are used, under both rules.
 
-    :param length: steps that are stored
-    :param ends_terminated: whether the last step is a true terminal, of trajectories that ended as the task has it
-        (terminated or truncated); None of those that are running or were cut
+    :param length: stored steps of each trajectory
+    :param ends_terminated: whether the last step is a true terminal, for trajectories that ended as the task has it
+        (terminated or truncated); None for trajectories that are running or were cut
     :param horizon_length: steps of a window
-    :param window_rule: ``"rql"`` or ``"q_chunking"``
+    :param rule: ``"rql"`` or ``"q_chunking"``
     :return: the counts, 0 or below where there is no window
     """
     if ends_terminated is None:
-        return length - horizon_length + (window_rule == "q_chunking")
-    return length if window_rule == "q_chunking" else length - 1 + ends_terminated
+        return length - horizon_length + (rule == "q_chunking")
+    return length if rule == "q_chunking" else length - 1 + ends_terminated
 
 
 class OnlineTrajectories:
@@ -43,8 +41,7 @@ class OnlineTrajectories:
     _n_forgotten = 0  # also of a pickle, which begins to count anew
 
     def __init__(self, buffer_size: int, n_envs: int) -> None:
-        self.buffer_size = buffer_size
-        self.n_envs = n_envs
+        self.buffer_size, self.n_envs = buffer_size, n_envs
         self.clock = 0  # the next step
         self._running_since = np.zeros(n_envs, dtype=np.int64)
         # closed trajectories: column, first, last, complete, in the order in which they closed, so `last` never decreases
@@ -74,16 +71,12 @@ class OnlineTrajectories:
         List the trajectories that closed after an earlier one.
 
         :param number: an earlier value of ``n_closed``
-        :return: column, first step, last step and completeness of each, without the overwritten ones
+        :return: column, first step, last step and completeness of each that is not overwritten
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
     def step(self, dones: np.ndarray) -> None:
-        """
-        Take note of a row.
-
-        :param dones: episode ends of the row just written, shape ``(n_envs,)``
-        """
+        """Take note of a row that was just written, with the episode ends ``dones`` of shape ``(n_envs,)``."""
         for column in np.flatnonzero(dones):
             self._close(int(column), self.clock, complete=True)
             self._running_since[column] = self.clock + 1

@@ -13,7 +13,7 @@ def fit_vec_normalize(vec_normalize: VecNormalize, parts: Parts, source: str) ->
 
     :param vec_normalize: the wrapper, changed in place
     :param parts: of the dataset
-    :param source: where the data come from, for messages
+    :param source: names the data in messages
     :raises ValueError: if the dataset's observations have other keys or shapes
     """
     if vec_normalize.norm_obs:
