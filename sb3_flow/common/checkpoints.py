@@ -1,5 +1,5 @@
 """
-Files that are either complete or not there, and finding the last complete one.
+Files that are either complete or not there, and the search for the last complete checkpoint.
 
 :class:`CheckpointCallback` calls SB3's protected ``_checkpoint_path`` and overrides ``_on_step`` (checked with
 stable-baselines3 2.9.2, named in ``tests/test_sb3_private_api.py``).

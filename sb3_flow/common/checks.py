@@ -1,4 +1,4 @@
-"""Checks of arguments and of numbers; each error names the argument, the given value and the expected ones."""
+"""Checks of arguments and of numbers; each error names the argument, the given value and the expected values."""
 
 import difflib
 import inspect

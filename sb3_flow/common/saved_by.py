@@ -48,7 +48,7 @@ def saved_by(path: Any) -> list[str]:
             if not is_open:
                 file.close()
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return []  # SB3 says what is wrong with the file
+        return []  # SB3's own error describes the damage
     finally:
         if is_open:
             path.seek(position)

@@ -67,9 +67,7 @@ def bootstrap_interval(
     """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim not in (1, 2) or len(values) < 2 or values.size == 0:
-        raise ValueError(
-            f"`scores` must have the shape (n_runs,) or (n_runs, n_tasks) with 2 runs or more, not {values.shape}."
-        )
+        raise ValueError(f"`scores` must have shape (n_runs,) or (n_runs, n_tasks) with 2 runs or more, not {values.shape}.")
     if not np.isfinite(values).all():
         raise ValueError("`scores` must be finite, but some are NaN or infinite: were runs cut short?")
     if not 0.0 < level < 1.0:

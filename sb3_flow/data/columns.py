@@ -55,12 +55,12 @@ class Parts:
 @dataclass(frozen=True)
 class Column:
     """
-    One array with a row per time step.
+    An array with a row per time step, which is read block by block.
 
     :param name: as in messages, e.g. ``observations/camera``
     :param shape: (rows, ...)
     :param dtype: as it is read
-    :param read: ``read(n)`` starts a pass over the rows, in blocks of n rows (the last one shorter)
+    :param read: ``read(n)`` starts a pass over the rows, in blocks of n rows (the last block shorter)
     :param array: the same rows, where they are in memory already
     """
 
@@ -215,7 +215,7 @@ def check_lengths(columns: Mapping[str, Column]) -> None:
         if column.shape[0] != reference.shape[0]:
             raise ValueError(
                 f"{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
-                "every array needs one row per transition"
+                "every array needs a row per transition"
             )
     if reference.shape[0] == 0:
         raise ValueError(f"the dataset is empty: {reference.name} has 0 rows")

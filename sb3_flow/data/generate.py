@@ -65,9 +65,9 @@ def generate(
     progress_bar: bool = True,
 ) -> pathlib.Path:
     """
-    Generate a data set, or finish one whose generation was stopped.
+    Generate a data set, or finish a data set whose generation was stopped.
 
-    With more than one worker the episodes are made in new processes, so a script needs the usual
+    With several workers the episodes are made in new processes, so a script needs the usual
     ``if __name__ == "__main__":`` around the call.
 
     :param name: data set, e.g. ``cube-single-play`` or ``cube-single-play-v0``
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episode-length", type=int, help="rows per episode (default: as published, 1001; giant maze 2001)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
-    parser.add_argument("--out", default=".", help="folder for the files (default: the current one)")
+    parser.add_argument("--out", default=".", help="folder for the files (default: the current folder)")
     parser.add_argument("--no-progress", dest="progress_bar", action="store_false", help="show no progress bar")
     options = parser.parse_args(arguments)
     os.environ.setdefault("MUJOCO_GL", "disable")

@@ -106,7 +106,7 @@ def _columns(episode: "minari.EpisodeData") -> dict[str, Column]:
 def _steps(column: Column, length: int, more: int = 0) -> Column:
     """Check that a column has a row per step and ``more`` rows; return the column."""
     if column.shape[0] != length + more:
-        expected = ", one more expected" if more else ""
+        expected = ", 1 more expected" if more else ""
         raise ValueError(f"{column.name} has {column.shape[0]} rows for {length} steps{expected}")
     return column
 

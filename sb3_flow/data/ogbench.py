@@ -1,4 +1,4 @@
-"""OGBench's raw files, labelled with the rewards of one task by the package's own function."""
+"""OGBench's raw files, labelled with the rewards of a task by the package's own function."""
 
 import gc
 import importlib
@@ -55,7 +55,7 @@ def single_task(name: str) -> SingleTask:
 
 def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     """
-    Read all transitions. A file holds one row more than transitions for each episode, whose observation becomes the final one.
+    Read all transitions. In a file, each episode has a row beyond its transitions, which holds the final observation.
 
     :param path: the file
     :param task: the task that the rewards are computed for

@@ -34,7 +34,7 @@ PLAN_OPTIONS = {"noise": 0.1, "noise_smoothing": 0.5}
 MARKOV_OPTIONS = {"min_norm": 0.4}
 MARKOV_NOISE = 0.1  # an episode's noise level is uniform in [0, this], times the scale below
 MARKOV_NOISE_SCALE = np.array([1.0, 1.0, 1.0, 3.0, 10.0])  # x, y, z, yaw, gripper
-STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on another one
+STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on another cube
     "cube-single": (0.0, 0.0),
     "cube-double": (0.0, 0.25),
     "cube-triple": (0.05, 0.35),
@@ -160,7 +160,7 @@ class EpisodeMaker:
         return self.env.reset(seed=int(reset_seed.generate_state(1, np.uint64)[0]), options=options)
 
     def _navigate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
-        """Walk to one random junction of the maze after the other."""
+        """Walk to random junctions of the maze, one after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
         maze: Any = self.env.unwrapped
@@ -188,7 +188,7 @@ class EpisodeMaker:
         return rows
 
     def _manipulate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
-        """Do one random task of the scene after the other."""
+        """Do random tasks of the scene, one after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
         recipe, env = self.recipe, self.env

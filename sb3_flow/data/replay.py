@@ -31,7 +31,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     """
     Replay buffer for offline-to-online training with action chunks.
 
-    It holds an :class:`OfflineDataset` (read-only, never overwritten) beside SB3's own ring of online steps, keeps
+    The buffer holds an :class:`OfflineDataset` (read-only, never overwritten) beside SB3's own ring of online steps, keeps
     track of trajectories in both, and samples windows of ``horizon_length`` consecutive steps that never cross a
     trajectory's end, an environment's column or the ring's write head. Dict observations are supported.
 
@@ -52,9 +52,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     :param gamma: discount factor per step
     :param offline_fraction: share of each batch drawn from the offline dataset once both sources have data, in [0, 1];
         ``None`` draws from both together as ``sampling`` says, like the reference implementation. By trajectory, many
-        short online episodes then soon outnumber long offline ones; by transition the rows count
+        short online episodes then soon outnumber long offline episodes; by transition the rows count
     :param sampling: ``"trajectory"``: a trajectory uniformly, then a start in it uniformly (reference);
-        ``"transition"``: uniformly over all starts. The same where all trajectories have the same length.
+        ``"transition"``: uniformly over all starts. Both are the same where all trajectories have the same length
     :param window_rule: ``"rql"`` or ``"q_chunking"``, see above
     :param storage: ``"cpu"``: arrays stay where they are (a memory-mapped dataset stays mapped), samples are copied to
         ``device``; ``"device"``: everything resides on ``device`` and batches are gathered there
@@ -240,7 +240,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
 
     def cut_trajectories(self) -> None:
-        """Tell the buffer that the environments were reset: the next rows do not continue the stored ones."""
+        """Tell the buffer that the environments were reset: the next rows do not continue the stored rows."""
         self.trajectories.cut()
 
     def reset(self) -> None:
@@ -264,7 +264,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
-        """Say whether there is any window yet; the first ``horizon_length`` online steps hold none."""
+        """Say whether there is any window yet; the first ``horizon_length`` online steps hold no window."""
         return len(self._sources()) > 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
@@ -317,7 +317,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]
         else:
-            # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
+            # steps past the trajectory's end repeat its last step, which changes no product of zeros and ones
             bootstrap = continues.prod(dim=1, keepdim=True)
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
         observations = stored.read("observations", rows.first())

@@ -87,12 +87,10 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
     for name in arrays:
         value = getattr(buffer, name)
         if entries(value).keys() != entries(expected[name]).keys():
-            raise ValueError(
-                f"the replay buffer's {name} have the keys {list(entries(value))}, {list(entries(expected[name]))} expected"
-            )
+            given, wanted = list(entries(value)), list(entries(expected[name]))
+            raise ValueError(f"the replay buffer's {name} have the keys {given}, {wanted} expected")
         for key, row_shape in entries(expected[name]).items():
             array, shape = entries(value)[key], (buffer.buffer_size, buffer.n_envs, *row_shape)
             if not isinstance(array, np.ndarray) or array.shape != shape:
-                raise ValueError(
-                    f"the replay buffer's {name}{f'/{key}' if key else ''} have shape {np.shape(array)}, {shape} expected"
-                )
+                where = f"{name}/{key}" if key else name
+                raise ValueError(f"the replay buffer's {where} have shape {np.shape(array)}, {shape} expected")

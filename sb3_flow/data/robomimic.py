@@ -23,8 +23,8 @@ def read_robomimic(path: Path, allocate: Allocate) -> Parts:
 
     :param path: the file
     :param allocate: makes the arrays
-    :raises ValueError: if it holds no demonstrations, they lack one of ``KEYS``, or an array has another length, shape or kind
-        than the others
+    :raises ValueError: if it holds no demonstrations, they lack an array of ``KEYS``, or an array has another length, shape or
+        kind than the others
     """
     h5py = importlib.import_module("h5py")
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
@@ -85,7 +85,7 @@ def _check_demonstration(demo: Any, first: Any) -> int:
         if array.shape is None or len(array.shape) != 2 or array.shape[1:] != alike.shape[1:]:
             raise ValueError(
                 f"{where}/{name} has shape {array.shape}, but {alike.name[1:]} {alike.shape}: two dimensions are needed, rows "
-                "of one length"
+                "of the same length"
             )
     length = len(demo["actions"])
     if not length:

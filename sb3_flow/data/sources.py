@@ -43,9 +43,9 @@ class Source:
     """
     A location's files and the function that reads them.
 
-    :param files: everything the arrays are read from
-    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell what whole
-        numbers mean; sources that record their own spaces do not look at them
+    :param files: all files that the arrays are read from
+    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell the meaning of
+        whole numbers; sources that record their own spaces do not look at them
     """
 
     files: list[Path]
@@ -61,9 +61,7 @@ def require_extra(package: str, extra: str, prefix: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(
-            f"loading '{prefix}:...' needs the package {package}: pip install 'sb3-flow[{extra}]' ({error})"
-        ) from error
+        raise ImportError(f"'{prefix}:...' needs the package {package}: pip install 'sb3-flow[{extra}]' ({error})") from error
 
 
 def _existing_file(where: str, prefix: str) -> Path:
@@ -89,7 +87,7 @@ def ogbench_source(where: str) -> Source:
     task = single_task(name)
     path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{task.dataset}.npz"
     if not path.is_file():
-        make = f"Make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
+        make = f"Make the file with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
         raise FileNotFoundError(
             f"'ogbench:{where}': there is no file {path}. "
             f"{'Download' if task.dataset.startswith(EXPERT_FAMILIES) else make} OGBench's own with "

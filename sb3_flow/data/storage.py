@@ -87,7 +87,7 @@ def named_arrays(parts: Parts) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def is_taken(path: Path) -> bool:
-    """Say whether there is something else than an empty folder."""
+    """Say whether a path holds something else than an empty folder."""
     return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
@@ -225,7 +225,7 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
     index = read_index(path)
     if index is None:
         if is_taken(path):
-            raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new one")
+            raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new folder")
     elif index["origin"] == origin:
         return open_folder(path)
     elif not index["origin"] or index["origin"].get("location") != origin["location"]:

@@ -10,8 +10,8 @@ Sampling = Literal["trajectory", "transition"]
 
 FIRST, LAST, COLUMN, TRAJECTORY, N_STARTS = range(5)
 """
-Columns of the table. Steps are dataset rows offline, absolute numbers online. ``COLUMN``: environment of an online
-trajectory, -1 for an offline one. ``TRAJECTORY``: number of an offline trajectory in its dataset, -1 for an online one.
+Columns of the table. Steps are dataset rows offline, absolute numbers online. ``COLUMN`` is the environment of an online
+trajectory, -1 offline. ``TRAJECTORY`` is the number of an offline trajectory in its dataset, -1 online.
 Windows may start at ``FIRST``, ..., ``FIRST + N_STARTS - 1``; ``N_STARTS`` is above 0.
 """
 
@@ -34,8 +34,8 @@ class TrajectoryTable:
     """
     A table with a row per trajectory: the offline trajectories, the closed online trajectories in the order in which they
     closed, and the edge, which changes with every step: the running trajectories and the trajectories that the ring is
-    overwriting (at most one of each kind per environment). All rows before the edge stay as they were written. Gaps leave out
-    rows whose steps the ring has reached: one gap all overwritten rows, and a gap each the rows that moved to the edge.
+    overwriting (at most one of each kind per environment). All rows before the edge stay as they were written. Gaps leave
+    out rows whose steps the ring has reached: a gap for all overwritten rows, and a gap for each row that moved to the edge.
 
     :param offline: rows of the offline trajectories, shape ``(n, 5)``
     :param online: the online trajectories, which :meth:`update` follows
@@ -48,9 +48,9 @@ class TrajectoryTable:
         # rows of closed online trajectories end at the tail; from the head on, all but `_cut_into` are stored in full
         self._head = self._tail = len(offline)
         self.n_rows = len(offline)  # with the edge
-        self.unchanged = 0  # rows before this one are as they were before the last update
+        self.unchanged = 0  # rows before this number are as they were before the last update
         self.rows = offline
-        self.starts_before = np.append(0, offline[:, N_STARTS].cumsum())  # of all rows before this one, (n_rows + 1,)
+        self.starts_before = np.append(0, offline[:, N_STARTS].cumsum())  # of all rows before each row, (n_rows + 1,)
         self._online, self._horizon_length, self._window_rule = online, horizon_length, window_rule
         self._seen: tuple[int, int] | None = None  # clock and number of closed trajectories
         # of each environment the first and last row that holds a closed trajectory not yet overwritten, -1 for none, ...
@@ -117,11 +117,9 @@ class TrajectoryTable:
     def _append(self, closed: np.ndarray, terminated: np.ndarray) -> None:
         closed = closed[closed[:, 2] >= self._online.oldest]
         column, first, last = closed[:, :3].T
-        ends_terminated = terminated[last % self._online.buffer_size, column].astype(bool)
+        terminal = terminated[last % self._online.buffer_size, column].astype(bool)
         length = last - first + 1
-        complete, cut = (
-            count_starts(length, ends, self._horizon_length, self._window_rule) for ends in (ends_terminated, None)
-        )
+        complete, cut = (count_starts(length, ends, self._horizon_length, self._window_rule) for ends in (terminal, None))
         n_starts = np.where(closed[:, 3], complete, cut)
         rows = np.stack([first, last, column, np.full_like(column, -1), n_starts], axis=1)[n_starts > 0]
         self._make_room(len(rows) + 2 * self._online.n_envs)

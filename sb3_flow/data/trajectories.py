@@ -30,7 +30,7 @@ def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon
 
 class OnlineTrajectories:
     """
-    Trajectories of a ring buffer with one column per environment, kept in step with its ``add``.
+    Trajectories of a ring buffer with a column per environment, kept in step with its ``add``.
 
     Steps have absolute numbers: ``add`` calls since the buffer's birth. The row of step ``c`` is ``c % buffer_size``.
 
@@ -63,12 +63,12 @@ class OnlineTrajectories:
 
     @property
     def n_closed(self) -> int:
-        """Number of trajectories that have closed so far, overwritten ones included."""
+        """Number of trajectories that have closed so far, including overwritten trajectories."""
         return self._n_forgotten + self._n_closed
 
     def closed_since(self, number: int) -> np.ndarray:
         """
-        List the trajectories that closed after an earlier one.
+        List the trajectories that closed later than a number of them.
 
         :param number: an earlier value of ``n_closed``
         :return: column, first step, last step and completeness of each that is not overwritten

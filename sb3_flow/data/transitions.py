@@ -140,9 +140,7 @@ def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
         check_numbers(column.name, column.dtype)
         check_numbers(observations[key].name, observations[key].dtype)
         if column.shape[1:] != observations[key].shape[1:]:
-            raise ValueError(
-                f"{column.name} must have the shape of the observations {observations[key].shape}, got {column.shape}"
-            )
+            raise ValueError(f"{column.name} must have the observations' shape {observations[key].shape}, got {column.shape}")
     return successors
 
 
@@ -225,7 +223,7 @@ def assemble(
         else:
             warnings.warn(
                 f"{np.count_nonzero(~keep)} of {len(keep)} rows are left out: they end a trajectory without being terminated, "
-                "and without `next_observations` nobody knows what they led to"
+                "and without `next_observations` nobody knows the observations after them"
                 + (f"; {vanished} trajectories of a single row vanish" if vanished else ""),
                 stacklevel=3,
             )

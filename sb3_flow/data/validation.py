@@ -1,5 +1,5 @@
 """
-Checks that data can be trained on: every error names the argument, the given value and the expected one.
+Checks that data can be trained on: every error names the argument, the given value and the expected value.
 
 Every source's arrays pass :func:`checked`, a block of rows at a time, also those that stay in files.
 """
@@ -190,9 +190,7 @@ def _check_array(name: str, array: np.ndarray, n_rows: int) -> None:
         expected = "bool" if is_flag else "float32 or integers" if is_observation else "float32"
         raise ValueError(f"{name} must be stored as {expected}, got {array.dtype}")
     if len(array) != n_rows:
-        raise ValueError(
-            f"{name} has {len(array)} rows but observations has {n_rows}: every array needs one row per transition"
-        )
+        raise ValueError(f"{name} has {len(array)} rows but observations has {n_rows}: every array needs a row per transition")
     if math.prod(array.shape[1:]) == 0:
         raise ValueError(f"{name} have shape {array.shape[1:]} per row: a row holds no value")
     if (is_flag or name == "rewards") and array.ndim != 1:
@@ -211,9 +209,7 @@ def _check_finite(name: str, array: np.ndarray) -> None:
                 first_row = rows.start + _first_row(bad)
             count += int(bad.sum())
     if count:
-        raise ValueError(
-            f"{name} must be finite, {count} values are NaN or infinite (as float32), the first in row {first_row}"
-        )
+        raise ValueError(f"{name} must be finite, {count} values are NaN or infinite (as float32), first in row {first_row}")
 
 
 def _check_observation_arrays(parts: Parts) -> spaces.Space[Any]:

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from sb3_flow.envs.envpool_spaces import leaves, plain_action_space, plain_space
 
-# arguments that the adapter decides itself: one row for each environment, in order, and no pictures
+# arguments that this class sets itself: a row for each environment, in order, and no pictures
 RESERVED = ("env_type", "env_seed", "batch_size", "max_num_players", "gym_reset_return_info", "render_mode", "render_env_id")
 # EnvPool's seeds are C++ integers
 SEEDS = 2**31
@@ -91,11 +91,9 @@ class EnvPoolVecEnv(VecEnv):
                     f"{type(task).__name__} was given."
                 )
             if seed is not None or options or num_envs not in (None, len(pool)):
-                raise ValueError(
-                    "`num_envs`, `seed` and options belong to the pool that is `task`, and cannot be chosen here."
-                )
+                raise ValueError("`num_envs`, `seed` and options belong to the pool `task`, and cannot be chosen here.")
         if pool.config["max_num_players"] > 1:
-            raise ValueError("`task` must be for one player, but this one is for several.")
+            raise ValueError("`task` must be for one player, but this task is for several.")
         if pool.is_async:
             raise ValueError("`batch_size` of the pool must be its number of environments: SB3 steps all of them at once.")
         self._pool: Any = pool
@@ -153,9 +151,7 @@ class EnvPoolVecEnv(VecEnv):
         :param seed: of the first environment
         """
         if self._make is None:
-            warnings.warn(
-                "The seeds of a pool are fixed: give them to `envpool.make`, or give EnvPoolVecEnv the name of the task."
-            )
+            warnings.warn("The seeds of a pool are fixed: give them to `envpool.make`, or give EnvPoolVecEnv the task's name.")
             return [None] * self.num_envs
         return super().seed(seed)
 
@@ -172,7 +168,7 @@ class EnvPoolVecEnv(VecEnv):
         """
         pool = self.pool
         if not self._started or self._stepping:
-            raise RuntimeError("`reset` comes before the first step, and `step_wait` before the next one.")
+            raise RuntimeError("`reset` comes before the first step, and `step_wait` before the next step.")
         actions, space = np.asarray(actions), self.action_space
         # EnvPool ends the process if there are too few, and does not look at their values
         if actions.shape != (self.num_envs, *space.shape):  # type: ignore[misc]

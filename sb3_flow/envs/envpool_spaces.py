@@ -28,7 +28,7 @@ def plain_space(space: Any) -> Any:
     if isinstance(space, spaces.Box):
         low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
         if np.issubdtype(space.dtype, np.floating):
-            # C++'s numeric limits, of which the lower one is the least positive number, mean that there is no bound
+            # C++'s numeric limits, the lower of which is the least positive number, mean that there is no bound
             limits = np.finfo(space.dtype)
             low = np.where((low == limits.tiny) | (low == limits.min), -np.inf, low).astype(space.dtype)
             high = np.where(high == limits.max, np.inf, high).astype(space.dtype)

@@ -42,9 +42,7 @@ def make_single_task(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     try:
         importlib.import_module("ogbench")  # registers the environments
     except ImportError as error:
-        raise ImportError(
-            f"environment {name} needs the package ogbench: pip install 'sb3-flow[ogbench]' ({error})"
-        ) from error
+        raise ImportError(f"{name} needs the package ogbench: pip install 'sb3-flow[ogbench]' ({error})") from error
     task = single_task(name)
     env = SuccessInfo(gym.make(task.env_id, **kwargs))
     return SparseReward(env) if task.sparse else env

@@ -33,7 +33,7 @@ def learning_curves(
     bootstrap interval over the runs; with a single run the band belongs to the mean over the episodes of a point.
 
     A run's folder holds the files that SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the
-    ``*monitor.csv`` of ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the
+    ``*monitor.csv`` of ``Monitor``. Where an ``EvalCallback`` evaluated an offline phase and the online phase after it, the
     online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval
     as a band.
 

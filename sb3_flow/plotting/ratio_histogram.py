@@ -36,9 +36,7 @@ def importance_ratios(
     unit = "action"
     if hasattr(source, "rollout_buffer"):
         if not hasattr(source, "log_importance_ratios"):
-            raise TypeError(
-                f"An on-policy algorithm of sb3_flow was expected as `source`, but a {type(source).__name__} was given."
-            )
+            raise TypeError(f"`source` must be an on-policy algorithm of sb3_flow, but a {type(source).__name__} was given.")
         log_ratios, episodes = source.log_importance_ratios()
         if source.policy_loss in ("gspo", "gspo_token"):
             unit = "episode"

@@ -97,7 +97,7 @@ def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.
     """
     Read the training episodes of a run.
 
-    :param folder: with the files of ``Monitor``, one for each environment
+    :param folder: with the files of ``Monitor``, a file for each environment
     :param quantity: the numbers of the episodes to read
     :return: environment steps at the ends of the episodes, and the quantity, both of shape ``(n_episodes,)``
     :raises ValueError: if there is no episode, or the quantity is not there
@@ -109,9 +109,7 @@ def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.
             start = json.loads(lines.readline().lstrip("#"))["t_start"]
             for row in csv.DictReader(lines):
                 if column not in row:
-                    raise ValueError(
-                        f"`runs`: {file} has no {column!r}: Monitor(env, ..., info_keywords=('is_success',)) logs it."
-                    )
+                    raise ValueError(f"`runs`: {file} has no {column!r}: Monitor(env, info_keywords=('is_success',)) logs it.")
                 if None not in row.values():  # a line that was cut off
                     value = row[column]
                     number = float(value == "True") if value in ("True", "False") else float(value)

@@ -96,8 +96,8 @@ class ExperimentManager(ZooManager):
                 model.set_offline_dataset(location)
             except ValueError as error:
                 raise ValueError(
-                    f"offline_dataset {str(location)!r} does not go with --env {self.env_name.gym_id}: {error}; give one of "
-                    "that environment (-params \"offline_dataset:'...'\")."
+                    f"offline_dataset {str(location)!r} does not go with --env {self.env_name.gym_id}: {error}; give a "
+                    "dataset of that environment (-params \"offline_dataset:'...'\")."
                 ) from error
         if result is not None and self.continue_training:
             self._print_continuation(result[0])
