@@ -7,7 +7,9 @@ import numpy as np
 WindowRule = Literal["rql", "q_chunking"]
 
 
-def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, rule: WindowRule) -> np.ndarray:
+def count_starts(
+    length: np.ndarray, ends_terminated: np.ndarray | None, horizon_length: int, window_rule: WindowRule
+) -> np.ndarray:
     """
     Count the steps of trajectories that windows may start at, from the first on.
 
@@ -20,12 +22,12 @@ def count_starts(length: np.ndarray, ends_terminated: np.ndarray | None, horizon
     :param ends_terminated: whether the last step is a true terminal, for trajectories that ended as the task has it
         (terminated or truncated); None for trajectories that are running or were cut
     :param horizon_length: steps of a window
-    :param rule: ``"rql"`` or ``"q_chunking"``
+    :param window_rule: ``"rql"`` or ``"q_chunking"``
     :return: the counts, 0 or below where there is no window
     """
     if ends_terminated is None:
-        return length - horizon_length + (rule == "q_chunking")
-    return length if rule == "q_chunking" else length - 1 + ends_terminated
+        return length - horizon_length + (window_rule == "q_chunking")
+    return length if window_rule == "q_chunking" else length - 1 + ends_terminated
 
 
 class OnlineTrajectories:
@@ -68,9 +70,9 @@ class OnlineTrajectories:
 
     def closed_since(self, number: int) -> np.ndarray:
         """
-        List the trajectories that closed later than a number of them.
+        List the trajectories that closed since an earlier time.
 
-        :param number: an earlier value of ``n_closed``
+        :param number: the value of ``n_closed`` at that time
         :return: column, first step, last step and completeness of each that is not overwritten
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]

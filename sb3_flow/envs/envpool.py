@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -241,7 +241,7 @@ class EnvPoolVecEnv(VecEnv):
         """Raise NotImplementedError, since EnvPool's environments have no attributes for Python."""
         raise NotImplementedError(f"`{attr_name}` cannot be set: EnvPool's environments take options only when they are made.")
 
-    def env_method(self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> Any:
+    def env_method(self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> NoReturn:
         """Raise NotImplementedError, since EnvPool's environments have no methods for Python."""
         raise NotImplementedError(f"`{method_name}` cannot be called: EnvPool's environments have no methods for Python.")
 
