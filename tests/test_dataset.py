@@ -188,7 +188,10 @@ def put(name: str, index: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("terminated", lambda a: a[:-1]), "terminated has 6 rows but observations has 7"),
         (change("trajectory_ends", lambda a: a[:-1]), "trajectory_ends has 6 rows"),
         (change("next_observations", lambda a: a[:-1]), "next_observations has 6 rows"),
-        (change("next_observations", lambda a: a[:, :1]), r"next_observations must have the shape .*\(7, 2\), got \(7, 1\)"),
+        (
+            change("next_observations", lambda a: a[:, :1]),
+            r"next_observations must have the observations' shape .*\(7, 2\), got \(7, 1\)",
+        ),
         (change("next_observations", lambda a: {"x": a}), r"next_observations has the keys \['x'\], observations has \[''\]"),
         (change("observations", {}), "observations is an empty dict"),
         (change("observations", 3.0), "observations must be an array with one row per transition, got float"),
@@ -196,9 +199,9 @@ def put(name: str, index: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("observations", lambda a: a.astype(object)), "observations must hold real numbers, got dtype object"),
         (change("observations", lambda a: a.astype(complex)), "observations must hold real numbers, got dtype complex128"),
         (change("observations", lambda a: a.astype(str)), "observations must hold real numbers, got dtype <U"),
-        (put("observations", (3, 1), np.nan), "observations must be finite, 1 values .* the first in row 3"),
-        (put("actions", (4, 0), np.inf), "actions must be finite, 1 values .* the first in row 4"),
-        (put("rewards", slice(1, 3), -np.inf), "rewards must be finite, 2 values .* the first in row 1"),
+        (put("observations", (3, 1), np.nan), "observations must be finite, 1 values .* first in row 3"),
+        (put("actions", (4, 0), np.inf), "actions must be finite, 1 values .* first in row 4"),
+        (put("rewards", slice(1, 3), -np.inf), "rewards must be finite, 2 values .* first in row 1"),
         (put("next_observations", (6, 0), np.nan), "final_observations must be finite, 1 values .* row 1"),
         (change("rewards", lambda a: a.astype(np.float64) * 1e300), "rewards must be finite, 7 values .* float32"),
         (change("rewards", lambda a: a.astype(str)), "rewards must hold real numbers"),
@@ -635,5 +638,5 @@ def test_fit_vec_normalize_only_what_is_normalised() -> None:
 
 def test_fit_vec_normalize_refuses_other_observations() -> None:
     dataset = OfflineDataset.from_arrays(**make_arrays([5]))
-    with pytest.raises(ValueError, match=r"VecNormalize normalises observations .*\(3,\), arrays has .*\(2,\)"):
+    with pytest.raises(ValueError, match=r"VecNormalize expects observations .*\(3,\), arrays has .*\(2,\)"):
         dataset.fit_vec_normalize(VecNormalize(make_vec_env("Pendulum-v1")))

@@ -487,7 +487,7 @@ def make_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         ("actions", lambda a: a[:1], "episode 1: actions has 1 rows for 4 steps"),
         ("actions", lambda a: a[:, :1], r"episode 1: actions has shape \(4, 1\), \(4, 2\) expected"),
         ("observations", lambda a: a[:, :1], r"episode 1: observations has shape \(4, 1\), \(4, 2\) expected"),
-        ("observations", lambda a: a[:-1], "episode 1: observations has 4 rows for 4 steps, one more expected"),
+        ("observations", lambda a: a[:-1], "episode 1: observations has 4 rows for 4 steps, 1 more expected"),
         ("observations", lambda a: a.astype("S3"), "episode 1: observations must hold real numbers"),
         ("infos/mask", lambda a: np.full(4, np.nan), "episode 1: mask must hold bool or 0/1, got nan"),
         ("infos/mask", lambda a: np.ones(1), "episode 1: mask has 1 rows for 4 steps"),

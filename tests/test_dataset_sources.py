@@ -193,7 +193,7 @@ def test_ogbench_episodes_without_transition(tmp_path: Path) -> None:
 def test_ogbench_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(
-        FileNotFoundError, match=r"pointmaze-medium-navigate-v0.npz. Make one with 'python -m sb3_flow.data.gen"
+        FileNotFoundError, match=r"pointmaze-medium-navigate-v0.npz. Make the file with 'python -m sb3_flow.data.gen"
     ):
         OfflineDataset.load(f"ogbench:{POINTMAZE}")
     (tmp_path / ".ogbench" / "data").mkdir(parents=True)

@@ -78,8 +78,8 @@ def test_intervals_repeat():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scores": [1.0]}, "`scores` must have the shape .* 2 runs or more, not \\(1,\\)"),
-        ({"scores": np.ones((2, 2, 2))}, "`scores` must have the shape"),
+        ({"scores": [1.0]}, "`scores` must have shape .* 2 runs or more, not \\(1,\\)"),
+        ({"scores": np.ones((2, 2, 2))}, "`scores` must have shape"),
         ({"scores": [1.0, np.nan]}, "`scores` must be finite"),
         ({"scores": [1.0, 2.0], "level": 95}, "`level` must be between 0 and 1, but 95"),
         ({"scores": [1.0, 2.0], "resamples": 0}, "`resamples` must be at least 1"),

@@ -110,7 +110,7 @@ def test_other_observations(kind, policy):
         ({"dimensions": ()}, ValueError, "`dimensions` must name one or two"),
         ({"chunk_step": 1}, ValueError, "`chunk_step` must be from 0 to 0, but 1"),
         ({"n_samples": 0}, ValueError, "`n_samples` must be at least 1"),
-        ({"observation": np.zeros((2, 2), np.float32)}, ValueError, "`observation` must be a single one, but 2"),
+        ({"observation": np.zeros((2, 2), np.float32)}, ValueError, "`observation` must be a single observation, but 2"),
         ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "`model` must be RQL, FMQ or their policy, but a ActorCritic"),
     ],
 )

@@ -19,8 +19,8 @@ def maze_file(tmp_path_factory):
 
 def test_wrong_command_and_algorithm(capsys):
     assert mistake("trian") == (
-        "error: there is no command 'trian'; choose from train, enjoy, record_video, optimize, plot, plot_train, all_plots, "
-        "plot_from_file"
+        "error: there is no command 'trian'; choose from train, enjoy, record_video, optimize, plot_train, all_plots, "
+        "plot_from_file, plot"
     )
     with pytest.raises(SystemExit):
         zoo("train", "--algo", "rlq", "--env", "Pendulum-v1")
@@ -53,7 +53,7 @@ def test_dataset_of_another_environment(maze_file, tmp_path):
     params = [f"offline_dataset:'ogbench:{MAZE}@{maze_file}'", "offline_steps:10", "policy_kwargs:dict(net_arch=[8])"]
     message = mistake("train", "--algo", "fmq", "--env", "Pendulum-v1", "-f", tmp_path, "-params", *params)
     assert f"'ogbench:{MAZE}@{maze_file}' does not go with --env Pendulum-v1: the model's actions have shape (1,)" in message
-    assert message.endswith("""; give one of that environment (-params "offline_dataset:'...'").""")
+    assert message.endswith("""; give a dataset of that environment (-params "offline_dataset:'...'").""")
 
 
 def test_continuous_algorithm_on_discrete_actions(tmp_path):

@@ -18,8 +18,7 @@ def requested_backend(backend: str) -> str:
     Put the environment variable ``SB3_FLOW_BACKEND``, where it is set, in the place of "auto".
 
     :param backend: a model's argument
-    :return: "auto", "torch" or "native"
-    :raises ValueError: if the argument or the variable is something else
+    :raises ValueError: if the argument or the variable is not "auto", "torch" or "native"
     """
     check_choice(BACKENDS, backend=backend)
     wanted = os.environ.get(VARIABLE) or "auto"

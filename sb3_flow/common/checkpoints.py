@@ -1,5 +1,5 @@
 """
-Files that are either complete or not there, and finding the last complete one.
+Files that are either complete or not there, and the search for the last complete checkpoint.
 
 :class:`CheckpointCallback` calls SB3's protected ``_checkpoint_path`` and overrides ``_on_step`` (checked with
 stable-baselines3 2.9.2, named in ``tests/test_sb3_private_api.py``).
@@ -33,10 +33,10 @@ except ImportError:  # pragma: no cover
 
 def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: Callable[[Any], None]) -> None:
     """
-    Write a file so that the previous one or the new one is there, whole, whatever happens meanwhile: an error, a full disk, a
-    killed process, a power cut. The new one is written beside its place, and moved into it when it has reached the disk.
+    Write a file so that the previous file or the new file is there, whole, also after an error, a full disk, a killed process
+    or a power cut. The new file is written beside its place, and moved into it when it has reached the disk.
 
-    :param path: where the file shall be; missing folders are made, as SB3 does; an open file is handed on as it is
+    :param path: of the file; missing folders are made, as SB3 does; an open file is handed on as it is
     :param suffix: added if the path has none, as SB3 does
     :param write: takes the path (or the open file) to write to
     """
@@ -72,7 +72,7 @@ def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: C
 
 
 def _open_alone(path: Path) -> int:
-    """:return: descriptor of a new file, or of one that a killed process left, that no other process writes to meanwhile"""
+    """Open a file, new or left by a killed process, that no other process writes to meanwhile; return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if fcntl is None:
@@ -104,12 +104,12 @@ class AtomicSaves(BaseAlgorithm):
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
         """
-        Save all the attributes of the object and the model parameters in a zip-file. The previous file or the new one is
+        Save all the attributes of the object and the model parameters in a zip-file. The previous file or the new file is
         there, whole, also if the process is killed or the disk is full.
 
-        :param path: path to the file where the model should be saved
-        :param exclude: name of parameters that should be excluded in addition to the default ones
-        :param include: name of parameters that might be excluded but should be included anyway
+        :param path: of the file
+        :param exclude: names of parameters that are left out in addition to the default
+        :param include: names of parameters that are saved although they might be excluded
         """
         write_atomically(path, "zip", lambda target: super(AtomicSaves, self).save(target, exclude, include))
 
@@ -118,11 +118,10 @@ class AtomicSaves(BaseAlgorithm):
         """
         Load the model from a zip-file, see ``BaseAlgorithm.load``.
 
-        :param path: path to the file (or a file-like) where to load the agent from
+        :param path: of the file, or an open file
         :param env: the new environment to run the loaded model on
         :param arguments: further arguments of ``BaseAlgorithm.load``
         :param options: the same by name, and arguments of the constructor to change
-        :return: new model instance with loaded parameters
         :raises ValueError: if another algorithm saved the file
         """
         check_saved_by(cls, path)
@@ -132,9 +131,8 @@ class AtomicSaves(BaseAlgorithm):
 
 class CheckpointCallback(callbacks.CheckpointCallback):
     """
-    Save checkpoints as SB3's callback does, so that every file, ``VecNormalize``'s included, is complete or not
-    there. The model is written last. Where there is a model, the replay buffer and the statistics that belong to it are there.
-    Arguments are SB3's.
+    Saves checkpoints as SB3's callback does, with SB3's arguments. Every file, ``VecNormalize``'s included, is complete or not
+    there. The model is written last: where there is a model, its replay buffer and its statistics are there.
     """
 
     def _on_step(self) -> bool:
@@ -162,7 +160,7 @@ def latest_checkpoint(folder: str | Path, name_prefix: str = "rl_model") -> Path
 
     :param folder: ``save_path`` of the callback
     :param name_prefix: ``name_prefix`` of the callback
-    :return: its path, ``None`` if there is none
+    :return: path of the checkpoint, ``None`` if there is no checkpoint
     """
     pattern = re.compile(rf"{re.escape(name_prefix)}_(\d+)_steps\.zip")
     found = [(_progress(path), path) for path in Path(folder).glob("*.zip") if pattern.fullmatch(path.name)]
@@ -171,7 +169,7 @@ def latest_checkpoint(folder: str | Path, name_prefix: str = "rl_model") -> Path
 
 
 def _progress(path: Path) -> tuple[int, int] | None:
-    """:return: offline gradient steps and online environment steps of a saved model, ``None`` if the file is not whole"""
+    """Read offline gradient steps and online environment steps of a saved model, ``None`` if the file is not whole."""
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.testzip() is not None:

@@ -1,4 +1,4 @@
-"""Checks of arguments and of numbers; each error names the argument, the given value and the expected ones."""
+"""Checks of arguments and of numbers; each error names the argument, the given value and the expected values."""
 
 import difflib
 import inspect
@@ -20,7 +20,7 @@ def check_minimum(minimum: float, **arguments: float) -> None:
 
     :param minimum: the least allowed value
     :param arguments: values by argument name
-    :raises ValueError: if one is smaller, or not a number
+    :raises ValueError: if a value is smaller, or not a number
     """
     for name, given in arguments.items():
         try:
@@ -37,10 +37,10 @@ def check_whole(minimum: int, **arguments: Any) -> None:
 
     :param minimum: the least allowed value
     :param arguments: values by argument name; a float like 1e6 is a whole number, too
-    :raises ValueError: if one is not a whole number, or smaller
+    :raises ValueError: if a value is not a whole number, or smaller
     """
     for name, given in arguments.items():
-        if not _is_finite(given) or int(given) != given:
+        if not _is_whole(given):
             raise ValueError(f"`{name}` must be a whole number, but {given!r} was given.")
         check_minimum(minimum, **{name: given})
 
@@ -56,17 +56,12 @@ def check_layers(net_arch: Any) -> None:
     for part in parts:
         if isinstance(part, dict | list | tuple):
             check_layers(part)
-        elif not _is_finite(part) or int(part) != part or part < 1:
+        elif not _is_whole(part) or part < 1:
             raise ValueError(f"`net_arch` must be made of whole numbers of at least 1, but {net_arch} was given.")
 
 
 def check_fraction(**arguments: float) -> None:
-    """
-    Refuse arguments outside [0, 1].
-
-    :param arguments: values by argument name
-    :raises ValueError: if one is not in [0, 1]
-    """
+    """Refuse arguments, given by name, that are not in [0, 1], with a ValueError."""
     for name, given in arguments.items():
         if not _is_finite(given) or not 0.0 <= given <= 1.0:
             raise ValueError(f"`{name}` must be in [0, 1], but {given} was given.")
@@ -78,7 +73,7 @@ def check_number(where: str = "", **arguments: Any) -> None:
 
     :param where: end of the message, e.g. when a schedule returned this
     :param arguments: values by argument name; None and functions, whose values are not known yet, are passed over
-    :raises ValueError: if one is not a finite number
+    :raises ValueError: if a value is not a finite number
     """
     for name, given in arguments.items():
         if given is not None and not callable(given) and not _is_finite(given):
@@ -87,12 +82,11 @@ def check_number(where: str = "", **arguments: Any) -> None:
 
 def check_scheduled(progress: float, **arguments: float | None) -> None:
     """
-    Refuse values of schedules that cannot be meant.
+    Refuse values of schedules that are not finite, or negative.
 
-    :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond it, where values are
-        left alone
+    :param progress: remaining progress, from 1 to 0. SB3's last rollout may go beyond 0, where negative values are let pass
     :param arguments: present values of schedules, by argument name
-    :raises ValueError: if one is not a finite number, or negative
+    :raises ValueError: if a value is not a finite number, or negative
     """
     when = f" by its schedule at a remaining progress of {progress}"
     check_number(when, **arguments)
@@ -106,6 +100,10 @@ def _is_finite(given: Any) -> bool:
         return math.isfinite(given)
     except (TypeError, ValueError, OverflowError):  # not a number, or an integer beyond all floats
         return False
+
+
+def _is_whole(given: Any) -> bool:
+    return _is_finite(given) and int(given) == given
 
 
 def check_computed(where: str, **arrays: np.ndarray) -> None:
@@ -123,11 +121,11 @@ def check_computed(where: str, **arrays: np.ndarray) -> None:
 
 def check_learning(total_timesteps: float, log_interval: int | None) -> None:
     """
-    Refuse arguments of ``learn`` that cannot be meant.
+    Refuse arguments of ``learn`` that are too small or no numbers.
 
-    :param total_timesteps: of ``learn``
-    :param log_interval: of ``learn`` or ``learn_offline``; None for no log
-    :raises ValueError: if one of them is no number that could be meant
+    :param total_timesteps: of ``learn``, at least 0
+    :param log_interval: of ``learn`` or ``learn_offline``, a whole number of at least 1; None for no log
+    :raises ValueError: otherwise
     """
     check_minimum(0, total_timesteps=total_timesteps)
     if log_interval is not None:
@@ -135,11 +133,7 @@ def check_learning(total_timesteps: float, log_interval: int | None) -> None:
 
 
 def arguments_of(owner: type) -> dict[str, inspect.Parameter]:
-    """
-    Read the arguments of a class's constructor.
-
-    :return: the parameters that can be given by name, also through ``**kwargs``
-    """
+    """Read the parameters of a class's constructor that can be given by name, also through ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}
     for base in owner.__mro__:
         if "__init__" in vars(base):
@@ -157,8 +151,7 @@ def unknown_argument(where: str, name: str, known: Iterable[str]) -> TypeError:
 
     :param where: the class or dictionary that has no such argument
     :param name: the argument
-    :param known: the arguments that there are
-    :return: the error, with the nearest one
+    :param known: the existing arguments, of which the error names the nearest
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
@@ -172,7 +165,7 @@ def check_known(owner: type, given: Iterable[str], besides: Iterable[str] = ()) 
 
     :param owner: the class that the user called
     :param given: names of arguments
-    :param besides: names that are arguments, too
+    :param besides: further names that are allowed
     :raises TypeError: with the nearest name, if the class has no such argument
     """
     known = {*arguments_of(owner), *besides}
@@ -184,10 +177,10 @@ def check_known(owner: type, given: Iterable[str], besides: Iterable[str] = ()) 
 @contextmanager
 def naming_policy_arguments(model: Any) -> Iterator[None]:
     """
-    Name the class that was called and the argument that was meant, if a policy refuses an argument. Nothing is refused here,
+    Name the class that was called and the nearest argument, if a policy refuses an argument. Nothing is refused here,
     since a policy may take arguments that its signature does not show.
 
-    :param model: whose policy is built meanwhile
+    :param model: the model whose policy is built meanwhile
     :raises TypeError: with the nearest name
     """
     try:
@@ -206,7 +199,7 @@ def warn_without_effect(owner: Any, **reasons: str | None) -> None:
     Warn of arguments that were given though they change nothing beside the others.
 
     :param owner: has the arguments of its constructor as attributes
-    :param reasons: by argument name why it has no effect, None if it has one
+    :param reasons: by argument name why it has no effect, None if it has an effect
     """
     known = arguments_of(type(owner))
     for name, reason in reasons.items():
@@ -222,7 +215,7 @@ def check_given_once(model: Any, kwargs: str, arguments: Iterable[str], loaded: 
     :param kwargs: name of the dictionary, e.g. ``policy_kwargs``
     :param arguments: names that both take
     :param loaded: both come from an older file; the dictionary had the last word when it was saved
-    :raises ValueError: if both give one, and differ
+    :raises ValueError: if both give an argument, and differ
     """
     known, given = arguments_of(type(model)), dict(getattr(model, kwargs))
     for name in arguments:

@@ -1,4 +1,4 @@
-"""Copies of algorithms."""
+"""Deep copies of algorithms, with their environments."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper
 class DeepCopies(BaseAlgorithm):
     """
     An algorithm that ``copy.deepcopy`` copies whole, with its environments: the copy goes on by itself as the original would
-    have done. SB3's algorithms are copied so until their first update.
+    have done. Without this class, SB3's algorithms can be copied until their first update only.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -29,6 +29,5 @@ class DeepCopies(BaseAlgorithm):
             if distribution is not None:
                 memo[id(distribution)] = copy.copy(distribution)
         copied = memo[id(self)] = type(self).__new__(type(self))
-        state = copy.deepcopy(self.__getstate__(), memo)
-        vars(copied).update(state)  # type: ignore[call-overload]
+        vars(copied).update(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[call-overload]
         return copied

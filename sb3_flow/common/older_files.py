@@ -1,4 +1,4 @@
-"""Modules that moved, under the names that older files know them by. Only loading reads this table."""
+"""Modules that moved, under the names that older files have for them. Only loading reads this table."""
 
 import importlib
 import sys
@@ -59,10 +59,8 @@ class _Moved(ModuleType):
 def finding_moved_modules() -> Iterator[None]:
     """Let files be read meanwhile that name modules by older names."""
     with _lock:
-        added = {}
-        for old, new in MOVED.items():
-            if f"sb3_flow.{old}" not in sys.modules:
-                added[f"sb3_flow.{old}"] = _Moved(f"sb3_flow.{old}", new)
+        by_name = {f"sb3_flow.{old}": new for old, new in MOVED.items()}
+        added = {name: _Moved(name, new) for name, new in by_name.items() if name not in sys.modules}
         sys.modules.update(added)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Finding out which algorithm saved a file, so that another algorithm can refuse the file by name."""
+"""Telling which algorithm saved a file, so that another algorithm can refuse the file and name it."""
 
 import json
 import zipfile
@@ -6,7 +6,7 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-# Files do not name the algorithm that saved them. The first of these attributes that a file has tells the algorithm
+# Files do not name their algorithm. The first of these attributes that a file has tells the algorithm
 MARKS = {
     "expectile": "RQL",
     "guidance_at": "FMQ",
@@ -48,7 +48,7 @@ def saved_by(path: Any) -> list[str]:
             if not is_open:
                 file.close()
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return []  # SB3 says what is wrong with the file
+        return []  # SB3's own error describes the damage
     finally:
         if is_open:
             path.seek(position)
@@ -65,7 +65,7 @@ def check_saved_by(algorithm: type, path: Any) -> None:
     """
     Refuse a file that another algorithm saved.
 
-    :param algorithm: a class of ours, or a subclass, which may have attributes of others
+    :param algorithm: a class of sb3_flow, or a subclass, which may have attributes of others
     :param path: of a saved model, or an open file
     :raises ValueError: naming both, if another algorithm saved it
     """
@@ -82,12 +82,5 @@ def check_saved_by(algorithm: type, path: Any) -> None:
 
 
 def refuse(called: type, saver: str, path: Any) -> None:
-    """
-    Raise the error that names both algorithms.
-
-    :param called: class whose ``load`` was called
-    :param saver: name of the algorithm that saved the file
-    :param path: of the file
-    :raises ValueError: always
-    """
+    """Raise the ValueError that names the class whose ``load`` was called and the algorithm that saved the file."""
     raise ValueError(f"`{called.__name__}.load` was given a file that {saver} saved: {path}; `{saver}.load` opens it.")

@@ -1,5 +1,5 @@
 """
-Scores of several runs summed up with their uncertainty, as R. Agarwal et al., "Deep RL at the edge of the statistical
+Summaries of the scores of several runs with their uncertainty, as R. Agarwal et al., "Deep RL at the edge of the statistical
 precipice" (arXiv 2108.13264), recommend.
 """
 
@@ -34,8 +34,8 @@ class Estimate(NamedTuple):
 
 def interquartile_mean(scores: ArrayLike, axis: int | None = None) -> np.ndarray:
     """
-    Mean of the middle half: a quarter of the scores (rounded down) is left out at either end. With fewer than 4 scores it is
-    their mean.
+    Average the middle half: a quarter of the scores (rounded down) is left out at either end. With fewer than 4 scores the
+    result is their mean.
 
     :param scores: of any shape
     :param axis: over which to average, None for all scores together
@@ -51,30 +51,23 @@ def interquartile_mean(scores: ArrayLike, axis: int | None = None) -> np.ndarray
 
 
 def bootstrap_interval(
-    scores: ArrayLike,
-    statistic: Statistic = interquartile_mean,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+    scores: ArrayLike, statistic: Statistic = interquartile_mean, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Estimate:
     """
-    A statistic of all scores together and its stratified bootstrap percentile interval: the runs of each task are drawn again
-    with replacement, the tasks stay as they are. It tells how far the statistic may move if the same tasks were run with other
-    seeds. With few runs (3 to 5) bootstrap intervals are too narrow.
+    Compute a statistic of all scores together and its stratified bootstrap percentile interval: the runs of each task are
+    drawn again with replacement, the tasks stay as they are. The interval tells how far the statistic may move if the same
+    tasks were run with other seeds. With few runs (3 to 5) bootstrap intervals are too narrow.
 
-    :param scores: one score of each run, shape ``(n_runs,)``, or of each run on each task, shape ``(n_runs, n_tasks)``
+    :param scores: a score of each run, shape ``(n_runs,)``, or of each run on each task, shape ``(n_runs, n_tasks)``
     :param statistic: ``interquartile_mean``, ``np.mean``, ...
     :param level: share of the resamples that the interval covers
     :param resamples: number of resamples
     :param seed: of the resampling
-    :return: the statistic and the ends of its interval
     :raises ValueError: if there are fewer than 2 runs, or scores that are not finite
     """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim not in (1, 2) or len(values) < 2 or values.size == 0:
-        raise ValueError(
-            f"`scores` must have the shape (n_runs,) or (n_runs, n_tasks) with 2 runs or more, not {values.shape}."
-        )
+        raise ValueError(f"`scores` must have shape (n_runs,) or (n_runs, n_tasks) with 2 runs or more, not {values.shape}.")
     if not np.isfinite(values).all():
         raise ValueError("`scores` must be finite, but some are NaN or infinite: were runs cut short?")
     if not 0.0 < level < 1.0:

@@ -7,7 +7,7 @@ belong. So loading needs little more memory than the arrays that result, and the
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ Allocate = Callable[[str, tuple[int, ...], Any], np.ndarray]
 
 
 def in_memory(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """The ``Allocate`` of a dataset that is kept in memory."""
+    """Allocate an array of a dataset that is kept in memory."""
     return np.empty(shape, dtype)
 
 
@@ -32,7 +32,7 @@ def block_rows(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def row_slices(array: np.ndarray) -> Iterator[slice]:
-    """Slices of rows that cover an array, in order."""
+    """Yield slices of rows that cover an array, in order."""
     rows = block_rows(array.shape, array.dtype)
     for first in range(0, len(array), rows):
         yield slice(first, min(first + rows, len(array)))
@@ -55,12 +55,12 @@ class Parts:
 @dataclass(frozen=True)
 class Column:
     """
-    One array with a row per time step.
+    An array with a row per time step, which is read block by block.
 
     :param name: as in messages, e.g. ``observations/camera``
     :param shape: (rows, ...)
     :param dtype: as it is read
-    :param read: ``read(n)`` starts a pass over the rows, in blocks of n rows (the last one shorter)
+    :param read: ``read(n)`` starts a pass over the rows, in blocks of n rows (the last block shorter)
     :param array: the same rows, where they are in memory already
     """
 
@@ -74,28 +74,29 @@ class Column:
         return self.read(rows or block_rows(self.shape, self.dtype))
 
     def flat(self) -> "Column":
-        """The column with shape (rows,), from (rows,) or (rows, 1)."""
+        """Give the column the shape (rows,), from (rows,) or (rows, 1)."""
         if len(self.shape) == 1:
             return self
         if self.shape[1:] != (1,):
             raise ValueError(f"{self.name} must have shape (N,) or (N, 1), got {self.shape}")
-        array = None if self.array is None else self.array.reshape(-1)
-        return replace(
-            self, shape=self.shape[:1], read=lambda rows: (block.reshape(-1) for block in self.read(rows)), array=array
-        )
+
+        def read(rows: int) -> Iterator[np.ndarray]:
+            return (block.reshape(-1) for block in self.read(rows))
+
+        return Column(self.name, self.shape[:1], self.dtype, read, None if self.array is None else self.array.reshape(-1))
 
 
 def lockstep(*columns: Column) -> Iterator[tuple[np.ndarray, ...]]:
-    """Blocks of the same rows of several columns."""
+    """Yield blocks of the same rows of several columns."""
     rows = min(block_rows(column.shape, column.dtype) for column in columns)
     return zip(*(column.blocks(rows) for column in columns), strict=True)
 
 
 def array_column(name: str, values: Any) -> Column:
     """
-    A column of an array in memory (or of anything that NumPy makes one of).
+    Make a column of an array in memory, or of anything that NumPy turns into an array.
 
-    :raises ValueError: if NumPy makes none, or entries are masked, which would be lost
+    :raises ValueError: if NumPy cannot make an array of the values, or some are masked: the mask would be lost
     """
     for part in values if isinstance(values, list | tuple) else (values,):
         if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
@@ -118,7 +119,7 @@ def array_column(name: str, values: Any) -> Column:
 
 def flags(column: Column) -> np.ndarray:
     """
-    All rows of a column of flags.
+    Read all rows of a column of flags.
 
     :param column: bool, or numbers that are 0 or 1
     :return: (rows,) bool, a fresh array
@@ -138,11 +139,7 @@ def flags(column: Column) -> np.ndarray:
 
 
 def check_numbers(name: str, dtype: np.dtype) -> None:
-    """
-    Refuse arrays that hold no real numbers.
-
-    :raises ValueError: for objects, strings, complex numbers
-    """
+    """Refuse an array that does not hold real numbers (but objects, strings, complex numbers) with a ValueError."""
     if dtype.kind not in "biuf":
         raise ValueError(f"{name} must hold real numbers, got dtype {dtype}")
 
@@ -165,8 +162,8 @@ def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
     Write some rows of an array: all of them, and of the array's kind. NumPy would repeat a single row and round fractions.
 
     :param target: float32, or integers as :func:`observation_dtype` says
-    :param rows: which
-    :param values: the rows to write
+    :param rows: the rows to write
+    :param values: their new values
     :param name: of the values in messages, with the place in the file as its format calls it
     """
     expected = (rows.stop - rows.start, *target.shape[1:])
@@ -180,16 +177,11 @@ def put(target: np.ndarray, rows: slice, values: np.ndarray, name: str) -> None:
 
 
 def gather(
-    column: Column,
-    dtype: Any,
-    allocate: Allocate,
-    keep: np.ndarray | None = None,
-    final_rows: np.ndarray | None = None,
+    column: Column, dtype: Any, allocate: Allocate, keep: np.ndarray | None = None, final_rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """
     Put a column where it belongs, in one pass. An array in memory that is right already is not copied.
 
-    :param column: the column
     :param dtype: of the results
     :param allocate: where the kept rows go
     :param keep: (rows,) bool, None for all rows
@@ -217,13 +209,13 @@ def gather(
 
 
 def check_lengths(columns: Mapping[str, Column]) -> None:
-    """All columns describe the same rows."""
+    """Check that all columns have the same number of rows, and not 0."""
     reference = next(iter(columns.values()))
     for column in columns.values():
         if column.shape[0] != reference.shape[0]:
             raise ValueError(
                 f"{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
-                "every array needs one row per transition"
+                "every array needs a row per transition"
             )
     if reference.shape[0] == 0:
         raise ValueError(f"the dataset is empty: {reference.name} has 0 rows")
@@ -231,7 +223,7 @@ def check_lengths(columns: Mapping[str, Column]) -> None:
 
 def under(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
     """
-    The columns called ``name`` (key "") or ``name/<key>``.
+    Find the columns called ``name`` (key "") or ``name/<key>``.
 
     :raises ValueError: if there are both
     """
@@ -247,7 +239,7 @@ def nest(arrays: dict[str, Any]) -> Any:
 
 
 def entries(value: Any) -> Mapping[str, Any]:
-    """The arrays of a dict or the spaces of a Dict space by key; anything else has the key ""."""
+    """Give the arrays of a dict or the spaces of a Dict space by key; anything else has the key ""."""
     return value.spaces if isinstance(value, spaces.Dict) else value if isinstance(value, dict) else {"": value}
 
 
@@ -256,7 +248,7 @@ def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
     Apply a function to arrays, or to the entries of the same key in dicts (nested dicts and Dict spaces, too).
 
     :param function: takes one array of each of the values
-    :param values: an array or a dict each, all of one structure; None beside dicts is None for every key
+    :param values: an array or a dict each, all of the same structure; None beside dicts is None for every key
     :return: its result, or its results in a dict if the first value is a dict
     """
     if not isinstance(values[0], dict | spaces.Dict):

@@ -30,10 +30,10 @@ class OfflineDataset:
     """
     Transitions collected beforehand, in the order of time, trajectory after trajectory. The arrays are read-only.
 
-    "Bootstrapping stops here" (``terminated``) and "the trajectory ends here" (``trajectory_ends``) are different arrays: a
-    time limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
+    ``terminated`` (bootstrapping stops here) and ``trajectory_ends`` (the trajectory ends here) are different arrays: a time
+    limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
 
-    Make one with :meth:`load`, :meth:`from_arrays`, :meth:`from_minari` or :meth:`from_replay_buffer`. The constructor takes
+    :meth:`load`, :meth:`from_arrays`, :meth:`from_minari` and :meth:`from_replay_buffer` make datasets. The constructor takes
     finished arrays and stores them without a copy and without looking at their values.
 
     :param observations: (N, \\*obs_shape), or a dict of such arrays; floats are float32, integers keep their type
@@ -45,7 +45,7 @@ class OfflineDataset:
         is meaningless (usually the row's own observation) where that row is terminated and no next observation was given
     :param observation_space: as the environment's
     :param action_space: as the environment's, a bounded Box
-    :param source: where the data come from, for messages
+    :param source: names the data in messages
     """
 
     def __init__(
@@ -62,22 +62,16 @@ class OfflineDataset:
     ):
         ends = int(np.count_nonzero(trajectory_ends))
         arrays = (*entries(observations).values(), actions, rewards, terminated, trajectory_ends)
-        lengths = {len(array) for array in arrays}
-        if len(lengths) != 1 or ends == 0 or not trajectory_ends[-1]:
-            raise ValueError(
-                f"arrays of one length whose last row ends a trajectory are needed, got lengths {sorted(lengths)}"
-            )
+        sizes = {len(array) for array in arrays}
+        if len(sizes) != 1 or ends == 0 or not trajectory_ends[-1]:
+            raise ValueError(f"arrays of one length whose last row ends a trajectory are needed, got lengths {sorted(sizes)}")
         if any(len(array) != ends for array in entries(final_observations).values()):
             raise ValueError(f"final_observations must have one row for each of the {ends} trajectories")
         self.observations = map_arrays(_read_only, observations)
-        self.actions = _read_only(actions)
-        self.rewards = _read_only(rewards)
-        self.terminated = _read_only(terminated)
-        self.trajectory_ends = _read_only(trajectory_ends)
+        self.actions, self.rewards = _read_only(actions), _read_only(rewards)
+        self.terminated, self.trajectory_ends = _read_only(terminated), _read_only(trajectory_ends)
         self.final_observations = map_arrays(_read_only, final_observations)
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.source = source
+        self.observation_space, self.action_space, self.source = observation_space, action_space, source
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -122,8 +116,6 @@ class OfflineDataset:
         following: np.ndarray | dict[str, np.ndarray] = map_arrays(shifted, self.observations, self.final_observations)
         return following
 
-    # ------------------------------------------------------------------------------------------------------ making one
-
     @classmethod
     def from_arrays(
         cls,
@@ -151,10 +143,10 @@ class OfflineDataset:
         :param trajectory_ends: (N,) bool or 0/1, True in the last row of each trajectory; the last row of all counts as True
         :param next_observations: like ``observations``. Must equal the observations of the next row within a trajectory.
             Without them, nobody knows the observation after a truncated trajectory's last row: that row is left out (the row
-            above becomes the last), and a trajectory of one truncated row vanishes
+            above becomes the last), and a trajectory of a single truncated row vanishes
         :param observation_space: default: unbounded Box for floats, the type's range for integers, Dict of these
         :param action_space: default: Box(-1, 1) if all actions lie in it
-        :param source: where the data come from, for messages
+        :param source: names the data in messages
         :param other_names: ``terminals``, ``timeouts``, ``truncated`` and ``dones`` are refused with the rule that makes
             ``terminated`` and ``trajectory_ends`` of them
         :raises ValueError: for data that cannot be trained on, naming the argument, the row and the expected values
@@ -170,7 +162,7 @@ class OfflineDataset:
     @classmethod
     def from_minari(cls, dataset: "minari.MinariDataset") -> "OfflineDataset":
         """
-        Read all episodes of a Minari dataset (or of a part of one, as ``filter_episodes`` gives).
+        Read all episodes of a Minari dataset, or of a part of it, which ``filter_episodes`` gives.
 
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
@@ -213,8 +205,8 @@ class OfflineDataset:
         :param mmap_dir: for data larger than memory: convert the source into this folder by blocks and open the result
             memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
             leaves a hidden ``.<name>.partial-...`` beside the folder, which may be deleted
-        :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; of
-            others it replaces the recorded space. The data must fit
+        :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; for
+            other sources it replaces the recorded space. The data must fit
         :param action_space: likewise
         :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
         :raises FileNotFoundError: if there is no such file
@@ -234,9 +226,7 @@ class OfflineDataset:
 
         def read(allocate: Allocate) -> Parts:
             parts = source.read(allocate, observation_space, action_space)
-            parts.observation_space = parts.observation_space if observation_space is None else observation_space
-            parts.action_space = parts.action_space if action_space is None else action_space
-            return checked(parts)
+            return checked(parts, observation_space, action_space)
 
         try:
             if mmap_dir is None:
@@ -262,7 +252,7 @@ class OfflineDataset:
         """
         Exchange some of the arrays or spaces; the new dataset shares all others.
 
-        :param source: where the new data come from; default: as before
+        :param source: names the new data; default: as before
         :param changes: arguments of the constructor
         """
         return self._of(dataclasses.replace(self._parts(), **changes), source or self.source)
@@ -272,19 +262,17 @@ class OfflineDataset:
         Write the dataset as a folder of .npy files, which ``OfflineDataset.load("npz:<folder>")`` opens memory-mapped.
 
         :param path: the folder; must not exist or be empty
-        :raises FileExistsError: if there is something else
+        :raises FileExistsError: if ``path`` is anything else
         """
         path = Path(path).expanduser()
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        if storage.is_taken(path):
             raise FileExistsError(f"{path} exists already; save into a new folder")
         storage.write_folder(path, lambda allocate: self._parts(), self.source, None)
 
     def sparse_rewards(self) -> "OfflineDataset":
-        """Make the dataset with rewards -1 where they are not zero, as used for OGBench's scene and puzzle. Shares arrays."""
+        """Make the dataset, sharing arrays, with rewards -1 where they are not 0, as used for OGBench's scene and puzzle."""
         rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
         return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
-
-    # ------------------------------------------------------------------------------------------------------- using one
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """
@@ -312,8 +300,8 @@ class OfflineDataset:
     def fit_vec_normalize(self, vec_normalize: VecNormalize) -> None:
         """
         Set the statistics of a ``VecNormalize`` from this dataset: of observations (if it normalises them) from all N rows,
-        and of returns (if it normalises rewards) by its own recursion: a discounted sum of past rewards, which
-        starts anew with each trajectory. Its counts become N, so later updates weigh accordingly.
+        and of returns (if it normalises rewards) by its own recursion, a discounted sum of past rewards that starts anew with
+        each trajectory. Its counts become N, so later updates weigh accordingly.
 
         :param vec_normalize: the wrapper, changed in place
         :raises ValueError: if its observations have other keys or shapes
@@ -326,7 +314,7 @@ class OfflineDataset:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view; the caller's own array keeps its flags."""
+    """Make a read-only view; the caller's own array keeps its flags."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def replacing(target: Path, folder: Path | None = None) -> Iterator[IO[bytes]]:
     Write a file that appears under its name only when it is complete.
 
     :param target: the file
-    :param folder: where it is written, by default in its own folder
+    :param folder: where the unfinished file lies, by default the folder of ``target``
     """
     unfinished = (folder or target.parent) / f".{target.name}.{os.getpid()}.tmp"
     try:
@@ -33,8 +33,7 @@ def is_whole(part: Path, length: int) -> bool:
     """
     Say whether a file is there and whole: reading every array checks the zip file's checksums.
 
-    :param part: the file
-    :param length: rows of each of its arrays
+    :param length: rows of each array in the file
     """
     try:
         with np.load(part) as arrays:
@@ -45,10 +44,10 @@ def is_whole(part: Path, length: int) -> bool:
 
 def merge(parts: list[Path], target: Path) -> None:
     """
-    Write one npz file from parts of equal length, with one array of one part in memory at a time.
+    Write a single npz file from parts of equal length, with a single array of a single part in memory at a time.
 
-    :param parts: Files, in order
-    :param target: File to write
+    :param parts: files, in order
+    :param target: file to write
     """
     with np.load(parts[0]) as first:
         layout = {key: (first[key].dtype, first[key].shape) for key in first.files}
@@ -56,11 +55,8 @@ def merge(parts: list[Path], target: Path) -> None:
         for key, (dtype, (length, *tail)) in layout.items():
             member = zipfile.ZipInfo(f"{key}.npy", ZIP_DATE)  # a fixed date: the same data, the same bytes
             member.compress_type = zipfile.ZIP_DEFLATED
-            header = {
-                "descr": np.lib.format.dtype_to_descr(dtype),
-                "fortran_order": False,
-                "shape": (len(parts) * length, *tail),
-            }
+            header: dict[str, Any] = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+            header["shape"] = (len(parts) * length, *tail)
             with archive.open(member, "w", force_zip64=True) as stream:
                 np.lib.format.write_array_header_1_0(stream, header)
                 for part in parts:

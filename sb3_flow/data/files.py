@@ -16,22 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sb3_flow.data.columns import Column
+from sb3_flow.data.columns import Column, check_lengths
 
-DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    LookupError,
-    RuntimeError,
-    OSError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    UnicodeDecodeError,
-    json.JSONDecodeError,
-)
+UNDECODABLE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, UnicodeDecodeError, json.JSONDecodeError)
+DAMAGED = (*UNDECODABLE, LookupError, RuntimeError, OSError, TypeError, AttributeError, AssertionError)
 """Errors that zipfile, h5py and Minari raise on damaged files."""
 
 
@@ -47,13 +35,11 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 
 def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, Fortran order and dtype of the .npy data that starts here."""
+    """Read shape, Fortran order and dtype of the .npy data that starts here."""
     try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-        else:
-            shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(stream)
+        first = np.lib.format.read_magic(stream) == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, fortran_order, dtype = read_header(stream)
         if min(shape, default=0) < 0 or dtype.subdtype is not None:
             raise ValueError(f"shape {shape}, dtype {dtype}")
         return shape, fortran_order, dtype
@@ -79,7 +65,7 @@ def _npz_blocks(path: Path, member: str, rows: int) -> Iterator[np.ndarray]:
 
 
 def npz_columns(path: Path) -> dict[str, Column]:
-    """The arrays of an .npz file, by name; nothing but the headers is read here."""
+    """List the arrays of an .npz file by name; nothing but the headers is read here."""
     columns: dict[str, Column] = {}
     with reading(path, ".npz"), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
@@ -115,20 +101,21 @@ def hdf5_columns(path: Path) -> dict[str, Column]:
     return columns
 
 
-def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, Column]:
+def pick(columns: dict[str, Column], names: list[str], path: Path, optional: tuple[str, ...] = ()) -> dict[str, Column]:
     """
-    Choose the columns of some names.
+    Choose the columns of some names; a name of observations also stands for all of ``name/key``.
 
     :param columns: of the file at ``path``
-    :return: the columns of these names; a name of observations also stands for all of ``name/key``
-    :raises ValueError: if one is missing or has no rows
+    :param names: columns that the file must have
+    :param optional: columns that the file may have
+    :raises ValueError: if a column is missing or has no rows, or columns differ in length
     """
 
     def named(key: str) -> str:
         first = key.split("/")[0]
         return first if first.endswith("observations") else key
 
-    picked = {key: column for key, column in columns.items() if named(key) in names}
+    picked = {key: column for key, column in columns.items() if named(key) in (*names, *optional)}
     found = {named(key) for key in picked}
     missing = [name for name in names if name not in found]
     if missing:
@@ -136,4 +123,5 @@ def pick(columns: dict[str, Column], names: list[str], path: Path) -> dict[str, 
     for name, column in picked.items():
         if not column.shape:
             raise ValueError(f"{path}: {name} must be an array with one row per transition, got a group or a single value")
+    check_lengths(picked)
     return picked

@@ -1,12 +1,12 @@
 """
-Benchmark data sets made locally with the scripted oracles of the OGBench package.
+Generation of benchmark data sets with the scripted oracles of the OGBench package.
 
 ``python -m sb3_flow.data.generate cube-single-play --episodes 100 --workers 2 --out data`` writes
 ``data/cube-single-play-v0.npz`` and ``data/cube-single-play-v0-val.npz`` in OGBench's own layout. The data follow the
 recipes of the published data sets: they are the same statistically, not bitwise. Say so next to any number obtained
 with them.
 
-The same seed gives the same bytes for any number of workers, on one machine and one set of package versions. A run
+The same seed gives the same bytes for any number of workers, on the same machine with the same package versions. A run
 that was stopped goes on where it was when started again.
 """
 
@@ -65,20 +65,20 @@ def generate(
     progress_bar: bool = True,
 ) -> pathlib.Path:
     """
-    Generate a data set, or finish one whose generation was stopped.
+    Generate a data set, or finish a data set whose generation was stopped.
 
-    With more than one worker the episodes are made in new processes, so a script needs the usual
+    With several workers the episodes are made in new processes, so a script needs the usual
     ``if __name__ == "__main__":`` around the call.
 
-    :param name: Data set, e.g. ``cube-single-play`` or ``cube-single-play-v0``
-    :param episodes: Training episodes; by default as many as the published data set has
-    :param workers: Number of processes; 1 works in this process
-    :param seed: Seed; every episode derives its own from it
-    :param out: Folder for the files, made if it does not exist
-    :param val_episodes: Validation episodes, by default a tenth of ``episodes`` and at least one
-    :param episode_length: Rows of an episode, one more than its transitions; by default as published
-    :param progress_bar: Whether to show progress, rate and remaining time
-    :return: Path of the training file; the validation file lies next to it, with the suffix ``-val``
+    :param name: data set, e.g. ``cube-single-play`` or ``cube-single-play-v0``
+    :param episodes: training episodes; by default as many as the published data set has
+    :param workers: number of processes; 1 works in this process
+    :param seed: every episode derives its own seed from this
+    :param out: folder for the files, made if it does not exist
+    :param val_episodes: validation episodes, by default a tenth of ``episodes`` and at least 1
+    :param episode_length: rows of an episode, one more than its transitions; by default as published
+    :param progress_bar: whether to show progress, rate and remaining time
+    :return: path of the training file; the validation file lies next to it, with the suffix ``-val``
     """
     recipe = find_recipe(name)
     name = recipe.name
@@ -119,15 +119,9 @@ def _at_least(least: int, argument: str, value: Any) -> int:
 
 
 def _check_manifest(plan: _Plan) -> None:
-    """Refuse to go on with parts that were made from something else."""
-    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    wanted = {
-        "name": plan.name,
-        "seed": plan.seed,
-        "episode_length": plan.episode_length,
-        "recipe": RECIPE_VERSION,
-        **versions,
-    }
+    """Refuse to go on with parts that were made with other settings or package versions."""
+    wanted: dict[str, Any] = {"name": plan.name, "seed": plan.seed, "episode_length": plan.episode_length}
+    wanted |= {"recipe": RECIPE_VERSION, **{package: importlib.metadata.version(package) for package in _PACKAGES}}
     path = plan.parts / "manifest.json"
     if not path.exists():
         if any(plan.parts.glob("*.npz")):
@@ -145,9 +139,6 @@ def _check_manifest(plan: _Plan) -> None:
         )
 
 
-# ------------------------------------------------------------------------------ episodes, in this process or in several
-
-
 @functools.lru_cache(maxsize=1)
 def _maker(name: str, episode_length: int) -> EpisodeMaker:
     return EpisodeMaker(find_recipe(name), episode_length)
@@ -159,7 +150,7 @@ def _make_part(plan: _Plan, split: int, index: int) -> None:
         np.savez(file, **episode)  # type: ignore[arg-type]
 
 
-def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance: Callable[[], None]) -> None:
+def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance: Callable[[], object]) -> None:
     if workers == 1 or len(todo) <= 1:
         try:
             for job in todo:
@@ -196,15 +187,12 @@ def _start_worker() -> None:
 
 
 @contextmanager
-def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable[[], None]]:
+def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable[[], object]]:
     """
-    Progress with rate and remaining time, through tqdm if it is installed, else in plain lines.
+    Show progress with rate and remaining time, through tqdm if it is installed, else in plain lines.
 
-    :param name: Name of the data set
-    :param total: Number of episodes
-    :param done: Episodes that are there already
-    :param show: Whether to show anything
-    :return: A function to call after each episode
+    :param done: episodes that are there already
+    :return: a function to call after each episode
     """
     if not show:
         yield lambda: None
@@ -227,21 +215,14 @@ def _progress(name: str, total: int, done: int, show: bool) -> Iterator[Callable
         yield advance
     else:
         with tqdm(total=total, initial=done, desc=name, unit="episode", smoothing=0.1) as bar:
-
-            def advance() -> None:
-                bar.update()
-
-            yield advance
-
-
-# --------------------------------------------------------------------------------------------------------- command line
+            yield bar.update
 
 
 def main(arguments: list[str] | None = None) -> None:
     """
-    Command line of the generator.
+    Run the command line of the generator.
 
-    :param arguments: Instead of ``sys.argv[1:]``
+    :param arguments: used instead of ``sys.argv[1:]``
     """
     parser = argparse.ArgumentParser(
         prog="python -m sb3_flow.data.generate",
@@ -255,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episode-length", type=int, help="rows per episode (default: as published, 1001; giant maze 2001)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
-    parser.add_argument("--out", default=".", help="folder for the files (default: the current one)")
+    parser.add_argument("--out", default=".", help="folder for the files (default: the current folder)")
     parser.add_argument("--no-progress", dest="progress_bar", action="store_false", help="show no progress bar")
     options = parser.parse_args(arguments)
     os.environ.setdefault("MUJOCO_GL", "disable")

@@ -1,4 +1,4 @@
-"""From the text that a user gives to a source: ``prefix:where``, the folder of a saved dataset, or a suggestion."""
+"""The locations that a user may give: ``prefix:where`` or the folder of a saved dataset, and suggestions for mistakes."""
 
 import difflib
 import re
@@ -15,7 +15,6 @@ def resolve(location: str) -> tuple[str, str]:
     Split a location into prefix and place.
 
     :param location: ``prefix:where``, or a folder that ``OfflineDataset.save`` wrote, or its index
-    :return: prefix and where
     :raises ValueError: for anything else, with a suggestion
     """
     prefix, colon, where = location.partition(":")

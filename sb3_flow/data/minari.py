@@ -36,12 +36,10 @@ def find_minari(where: str) -> "minari.MinariDataset":
 
 def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
     """
-    All episodes of a Minari dataset. Bootstrapping stops where an episode is terminated, or where its infos have ``mask`` (as
-    OGBench's single tasks do) where that is 0.
+    Read all episodes of a Minari dataset. Bootstrapping stops where an episode is terminated. If its infos have ``mask`` (as
+    OGBench's single tasks do), bootstrapping stops where that is 0 instead.
 
-    :param dataset: the dataset
     :param allocate: makes the arrays
-    :return: the transitions
     :raises ValueError: for nested Dict and Tuple observations, and damaged files
     """
     space = dataset.observation_space
@@ -71,25 +69,24 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
             raise ValueError(f"the Minari dataset {dataset.id} says {total} steps, its episodes have more")
         rows = slice(first, first + length)
         for key, sub in parts_of.items():
-            where = f"episode {episode.id}: observations{f'/{key}' if key else ''}"
+            name = f"observations/{key}" if key else "observations"
+            where = f"episode {episode.id}: {name}"
             if key not in given:
                 raise ValueError(f"{where} are missing")
             column = _steps(array_column(where, given[key]), length, 1)
             values = np.asarray(column.array)
             if key not in observations:
-                name, dtype = f"observations/{key}" if key else "observations", observation_dtype(column, sub)
-                observations[key] = allocate(name, (total, *column.shape[1:]), dtype)
+                observations[key] = allocate(name, (total, *column.shape[1:]), observation_dtype(column, sub))
             put(observations[key], rows, values[:-1], where)
             finals[key].append(np.empty((1, *observations[key].shape[1:]), observations[key].dtype))
             put(finals[key][-1], slice(0, 1), values[-1:], where)
         put(actions, rows, np.asarray(_steps(columns["actions"], length).array), columns["actions"].name)
         put(rewards, rows, np.asarray(_steps(columns["rewards"], length).flat().array), columns["rewards"].name)
-        # recorded infos start with the one of reset()
-        mask = columns.get("mask")
-        if mask is None:
-            terminated[rows] = flags(_steps(columns["terminations"], length))
-        else:
+        if "mask" in columns:
+            mask = columns["mask"]  # recorded infos start with the info of reset()
             terminated[rows] = ~flags(_steps(mask, length, int(mask.shape[0] > length)))[-length:]
+        else:
+            terminated[rows] = flags(_steps(columns["terminations"], length))
         first += length
         ends[first - 1] = True
     if first != total:
@@ -100,17 +97,16 @@ def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:
 
 def _columns(episode: "minari.EpisodeData") -> dict[str, Column]:
     """Collect the arrays of an episode with a row per step, and the mask in its infos, where there is a mask."""
-    names = ("actions", "rewards", "terminations")
-    columns = {name: array_column(f"episode {episode.id}: {name}", getattr(episode, name)) for name in names}
+    arrays = {name: getattr(episode, name) for name in ("actions", "rewards", "terminations")}
     if episode.infos and episode.infos.get("mask") is not None:
-        columns["mask"] = array_column(f"episode {episode.id}: mask", episode.infos["mask"])
-    return columns
+        arrays["mask"] = episode.infos["mask"]
+    return {name: array_column(f"episode {episode.id}: {name}", array) for name, array in arrays.items()}
 
 
 def _steps(column: Column, length: int, more: int = 0) -> Column:
-    """The column, if it has one row per step, and ``more``."""
+    """Check that a column has a row per step and ``more`` rows; return the column."""
     if column.shape[0] != length + more:
-        expected = ", one more expected" if more else ""
+        expected = ", 1 more expected" if more else ""
         raise ValueError(f"{column.name} has {column.shape[0]} rows for {length} steps{expected}")
     return column
 

@@ -12,12 +12,11 @@ from sb3_flow.data.columns import map_arrays
 
 class TensorNormalizer:
     """
-    Normalises observations and rewards where they are. Statistics are compared at every call, and brought to the device again
-    if they have changed, as they do with every environment step while a model trains.
+    Normalises observations and rewards on their device. Statistics are compared at every call, and brought to the device again
+    if they have changed, as they do with every environment step while a model trains. A class derived from ``VecNormalize``
+    may compute something else, so its own methods are called.
 
-    A class derived from ``VecNormalize`` may compute something else, so its own methods are called.
-
-    :param device: where observations and rewards are
+    :param device: of observations and rewards
     """
 
     def __init__(self, device: th.device) -> None:
@@ -30,7 +29,6 @@ class TensorNormalizer:
 
         :param observations: a tensor, or a dictionary of tensors
         :param env: has the statistics
-        :return: observations of the same structure
         """
         if type(env) is not VecNormalize:
             arrays: Any = env.normalize_obs(map_arrays(lambda part: part.cpu().numpy(), observations))
@@ -51,7 +49,6 @@ class TensorNormalizer:
 
         :param rewards: any shape
         :param env: has the statistics
-        :return: rewards of the same shape
         """
         if type(env) is not VecNormalize:
             return th.as_tensor(env.normalize_reward(rewards.cpu().numpy()), device=self._device)

@@ -1,4 +1,4 @@
-"""OGBench's raw files, labelled with the rewards of one task by the package's own function."""
+"""OGBench's raw files, labelled with the rewards of a task by the package's own function."""
 
 import gc
 import importlib
@@ -10,17 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sb3_flow.data.columns import (
-    Allocate,
-    Column,
-    Parts,
-    check_lengths,
-    check_numbers,
-    flags,
-    gather,
-    lockstep,
-    observation_dtype,
-)
+from sb3_flow.data.columns import Allocate, Column, Parts, check_numbers, flags, gather, lockstep, observation_dtype
 from sb3_flow.data.files import npz_columns, pick
 from sb3_flow.data.validation import check_action_space
 
@@ -48,7 +38,7 @@ def single_task(name: str) -> SingleTask:
     Split a single-task name into its parts.
 
     :param name: ``<domain>-<kind of data>[-sparse]-singletask[-taskK]-v0``
-    :raises ValueError: for other names
+    :raises ValueError: if the name is none of a single task
     """
     fields = name.split("-")
     if "singletask" not in fields[2:]:
@@ -65,19 +55,17 @@ def single_task(name: str) -> SingleTask:
 
 def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     """
-    Read all transitions. A file holds one row more than transitions for each episode, whose observation becomes the final one.
+    Read all transitions. In a file, each episode has a row beyond its transitions, which holds the final observation.
 
     :param path: the file
     :param task: the task that the rewards are computed for
     :param allocate: makes the arrays
-    :return: the transitions
     :raises ValueError: if the file is damaged, holds no transition or is of another environment, or OGBench has no such task
     """
     relabel_dataset = importlib.import_module("ogbench.relabel_utils").relabel_dataset
     env_name = task.env_id
     labelled_by = ["qpos", "button_states"] if "scene" in env_name or "puzzle" in env_name else ["qpos"]
     columns = pick(npz_columns(path), ["observations", "actions", "terminals", *labelled_by], path)
-    check_lengths(columns)
     try:
         env = gymnasium.make(env_name)
     except gymnasium.error.Error as error:
@@ -104,10 +92,11 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     try:
         first = filled = 0
         for blocks in lockstep(*(columns[name] for name in labelled_by)):
+            states = dict(zip(labelled_by, blocks, strict=True))
+            _check_states(states, env, first, path)
             rows = keep[first : first + len(blocks[0])]
             first += len(rows)
-            _check_states(dict(zip(labelled_by, blocks, strict=True)), env, first - len(rows), path)
-            block = {name: values[rows] for name, values in zip(labelled_by, blocks, strict=True)}
+            block = {name: values[rows] for name, values in states.items()}
             relabel_dataset(env_name, env, block)
             stop = filled + len(block["qpos"])
             rewards[filled:stop] = np.where(block["rewards"] != 0, -1, 0) if task.sparse else block["rewards"]
@@ -118,9 +107,8 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
         env.close()
     del env
     gc.collect()  # the simulator is held by cycles and as large as a million rows: free it before they are read
-    observations, finals = gather(
-        columns["observations"], observation_dtype(columns["observations"]), allocate, keep, np.flatnonzero(last) + 1
-    )
+    column = columns["observations"]
+    observations, finals = gather(column, observation_dtype(column), allocate, keep, np.flatnonzero(last) + 1)
     actions, _ = gather(columns["actions"], np.float32, allocate, keep)
     return Parts(observations, actions, rewards, terminated, last[keep], finals, observation_space, action_space)
 

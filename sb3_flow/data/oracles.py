@@ -34,7 +34,7 @@ PLAN_OPTIONS = {"noise": 0.1, "noise_smoothing": 0.5}
 MARKOV_OPTIONS = {"min_norm": 0.4}
 MARKOV_NOISE = 0.1  # an episode's noise level is uniform in [0, this], times the scale below
 MARKOV_NOISE_SCALE = np.array([1.0, 1.0, 1.0, 3.0, 10.0])  # x, y, z, yaw, gripper
-STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on another one
+STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on another cube
     "cube-single": (0.0, 0.0),
     "cube-double": (0.0, 0.25),
     "cube-triple": (0.05, 0.35),
@@ -45,13 +45,13 @@ STACK_PROBABILITY = {  # range of an episode's probability that a cube is put on
 @dataclass(frozen=True)
 class Recipe:
     """
-    The recipe of one published data set.
+    The recipe of a published data set.
 
-    :param domain: Environment without version, e.g. ``cube-single``
+    :param domain: environment without version, e.g. ``cube-single``
     :param kind: ``navigate``, ``play`` (precomputed plans) or ``noisy`` (closed-loop oracle, noisy and random actions)
-    :param episodes: Number of training episodes of the published data set
-    :param episode_length: Rows of an episode, one more than its transitions
-    :param random_actions: Share of uniformly random actions
+    :param episodes: number of training episodes of the published data set
+    :param episode_length: rows of an episode, one more than its transitions
+    :param random_actions: share of uniformly random actions
     """
 
     domain: str
@@ -82,13 +82,12 @@ EXPERT_FAMILIES = ("antmaze", "humanoidmaze", "antsoccer")
 
 def find_recipe(name: str) -> Recipe:
     """
-    The recipe of a data set.
+    Find the recipe of a data set.
 
     :param name: e.g. ``cube-single-play`` or ``cube-single-play-v0``
-    :return: The recipe
+    :raises ValueError: if there is no recipe of that name
     """
-    recipe = RECIPES.get(name.removesuffix("-v0"))
-    if recipe is not None:
+    if recipe := RECIPES.get(name.removesuffix("-v0")):
         return recipe
     if name.startswith(EXPERT_FAMILIES):
         raise ValueError(
@@ -109,27 +108,21 @@ def _numpy_state_kept() -> Iterator[None]:
 
 class EpisodeMaker:
     """
-    One environment, reused for any number of episodes of one data set.
+    Makes the episodes of a data set, all in the same environment.
 
     An episode depends on ``(seed, split, index)`` only: not on the episodes made before, nor on global random state,
     which is left as it was found.
 
-    :param recipe: Recipe of the episodes
-    :param episode_length: Rows of an episode, one more than its transitions
+    :param episode_length: rows of an episode, one more than its transitions
     """
 
     def __init__(self, recipe: Recipe, episode_length: int) -> None:
         import ogbench  # noqa: F401  (registers the environments)
 
         self.recipe = recipe
-        options = {} if recipe.kind == "navigate" else {"mode": "data_collection"}
-        self.env = gym.make(
-            f"{recipe.domain}-v0",
-            terminate_at_goal=False,
-            max_episode_steps=episode_length,
-            disable_env_checker=True,
-            **options,
-        )
+        options: dict[str, Any] = {} if recipe.kind == "navigate" else {"mode": "data_collection"}
+        options |= {"terminate_at_goal": False, "max_episode_steps": episode_length, "disable_env_checker": True}
+        self.env = gym.make(f"{recipe.domain}-v0", **options)
         with _numpy_state_kept():
             self.env.reset(seed=0)  # compiles the model
         inner: Any = self.env.unwrapped
@@ -140,12 +133,12 @@ class EpisodeMaker:
 
     def episode(self, seed: int, split: int, index: int) -> Episode:
         """
-        Make one episode.
+        Make an episode.
 
-        :param seed: Seed of the data set
+        :param seed: of the data set
         :param split: 0 for training, 1 for validation
-        :param index: Number of the episode in its split
-        :return: Arrays by name, see ``DTYPES``; the last row only ends the episode
+        :param index: number of the episode in its split
+        :return: arrays by name, see ``DTYPES``; the last row only ends the episode
         """
         rollout = self._navigate if self.recipe.kind == "navigate" else self._manipulate
         with _numpy_state_kept():
@@ -155,16 +148,8 @@ class EpisodeMaker:
                     break
         return {key: np.asarray(rows[key], dtype) for key, dtype in DTYPES.items() if key in rows}
 
-    def _reset(
-        self, seeds: np.random.SeedSequence, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """
-        Reset to a state that the seeds alone decide.
-
-        :param seeds: Where all the randomness inside OGBench comes from
-        :param options: As in ``gym.Env.reset``
-        :return: Observation and info
-        """
+    def _reset(self, seeds: np.random.SeedSequence, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset to a state that the seeds alone decide: all the randomness inside OGBench comes from them."""
         inner: Any = self.env.unwrapped
         vars(inner).update(copy.deepcopy(self._targets))
         inner.model.site_pos[:] = self._site_pos
@@ -172,11 +157,10 @@ class EpisodeMaker:
         np.random.seed(legacy.generate_state(8))  # start and goal noise, oracle plans
         if self.recipe.kind == "navigate":  # for the mazes' random first steps
             self.env.action_space.seed(int(action_seed.generate_state(1)[0]))
-        ob, info = self.env.reset(seed=int(reset_seed.generate_state(1, np.uint64)[0]), options=options)
-        return ob, info
+        return self.env.reset(seed=int(reset_seed.generate_state(1, np.uint64)[0]), options=options)
 
     def _navigate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
-        """Walk to one random junction of the maze after the other."""
+        """Walk to random junctions of the maze, one after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
         maze: Any = self.env.unwrapped
@@ -204,7 +188,7 @@ class EpisodeMaker:
         return rows
 
     def _manipulate(self, seeds: np.random.SeedSequence) -> dict[str, list[Any]]:
-        """Do one random task of the scene after the other."""
+        """Do random tasks of the scene, one after the other."""
         own_seeds, env_seeds = seeds.spawn(2)
         rng = np.random.default_rng(own_seeds)
         recipe, env = self.recipe, self.env
@@ -249,15 +233,14 @@ def maze_cells(maze_map: np.ndarray) -> tuple[list[Cell], list[Cell]]:
     List the free cells of a maze, and the free cells that are not straight corridors.
 
     :param maze_map: 1 where there is a wall; the border is wall
-    :return: Free cells (starts) and junction cells (goals)
+    :return: free cells (starts) and junction cells (goals)
     """
     wall = np.asarray(maze_map) == 1
     free = [(int(i), int(j)) for i, j in np.argwhere(~wall)]
 
     def is_corridor(i: int, j: int) -> bool:
-        along_i = (wall[i - 1, j], wall[i + 1, j])
-        along_j = (wall[i, j - 1], wall[i, j + 1])
-        return (not any(along_i) and all(along_j)) or (not any(along_j) and all(along_i))
+        along_i, along_j = wall[[i - 1, i + 1], j], wall[i, [j - 1, j + 1]]
+        return bool((not along_i.any() and along_j.all()) or (not along_j.any() and along_i.all()))
 
     return free, [cell for cell in free if not is_corridor(*cell)]
 
@@ -266,7 +249,7 @@ def cube_in_sight(qpos: np.ndarray) -> bool:
     """
     Say whether the cube of a scene episode always stays where a camera sees it, or in the drawer.
 
-    :param qpos: Joint positions, shape (rows, n)
+    :param qpos: joint positions, shape (rows, n)
     :return: False if the episode is to be redrawn
     """
     y, z = qpos[:, 15], qpos[:, 16]
@@ -277,11 +260,9 @@ def cube_in_sight(qpos: np.ndarray) -> bool:
 
 def make_oracles(recipe: Recipe, env: gym.Env[Any, Any]) -> dict[str, Any]:
     """
-    New oracles, by the task that each one does.
+    Make the oracles of a data set, by the task that each oracle does.
 
-    :param recipe: Data set
-    :param env: Environment in data-collection mode
-    :return: Oracles
+    :param env: the environment in data-collection mode
     """
     family = "plan" if recipe.kind == "play" else "markov"
     domain = recipe.domain.split("-")[0]

@@ -31,7 +31,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     """
     Replay buffer for offline-to-online training with action chunks.
 
-    It holds an :class:`OfflineDataset` (read-only, never overwritten) beside SB3's own ring of online steps, keeps
+    The buffer holds an :class:`OfflineDataset` (read-only, never overwritten) beside SB3's own ring of online steps, keeps
     track of trajectories in both, and samples windows of ``horizon_length`` consecutive steps that never cross a
     trajectory's end, an environment's column or the ring's write head. Dict observations are supported.
 
@@ -52,9 +52,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     :param gamma: discount factor per step
     :param offline_fraction: share of each batch drawn from the offline dataset once both sources have data, in [0, 1];
         ``None`` draws from both together as ``sampling`` says, like the reference implementation. By trajectory, many
-        short online episodes then soon outnumber long offline ones; by transition the rows count
+        short online episodes then soon outnumber long offline episodes; by transition the rows count
     :param sampling: ``"trajectory"``: a trajectory uniformly, then a start in it uniformly (reference);
-        ``"transition"``: uniformly over all starts. The same where all trajectories have the same length.
+        ``"transition"``: uniformly over all starts. Both are the same where all trajectories have the same length
     :param window_rule: ``"rql"`` or ``"q_chunking"``, see above
     :param storage: ``"cpu"``: arrays stay where they are (a memory-mapped dataset stays mapped), samples are copied to
         ``device``; ``"device"``: everything resides on ``device`` and batches are gathered there
@@ -90,26 +90,19 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if optimize_memory_usage and window_rule == "q_chunking":
             raise ValueError("`optimize_memory_usage=True` drops the next observations that `window_rule='q_chunking'` needs.")
         self.buffer_size = max(buffer_size // n_envs, 1)
-        self.optimize_memory_usage = optimize_memory_usage
-        self.handle_timeout_termination = handle_timeout_termination
-        self.horizon_length = horizon_length
-        self.gamma = gamma
-        self.offline_fraction = offline_fraction
-        self.sampling = sampling
-        self.window_rule = window_rule
-        self.storage = storage
-        # Generator on the storage device; None draws from torch's global one
+        self.optimize_memory_usage, self.handle_timeout_termination = optimize_memory_usage, handle_timeout_termination
+        self.horizon_length, self.gamma, self.offline_fraction = horizon_length, gamma, offline_fraction
+        self.sampling, self.window_rule, self.storage = sampling, window_rule, storage
+        # Generator on the storage device; None draws from torch's global generator
         self.generator: th.Generator | None = None
         self.offline_only = False  # sample from the dataset alone, also if there are online steps
 
         self.observations = self._allocate(observation_space)
         if not optimize_memory_usage:
             self.next_observations = self._allocate(observation_space)
-        self.actions = np.zeros((self.buffer_size, n_envs, self.action_dim), dtype=np.float32)
-        self.rewards = np.zeros((self.buffer_size, n_envs), dtype=np.float32)
-        self.dones = np.zeros((self.buffer_size, n_envs), dtype=np.float32)
-        self.timeouts = np.zeros((self.buffer_size, n_envs), dtype=np.float32)
-        self.terminated = np.zeros((self.buffer_size, n_envs), dtype=np.float32)
+        sizes = (self.buffer_size, n_envs)
+        self.actions = np.zeros((*sizes, self.action_dim), dtype=np.float32)
+        self.rewards, self.dones, self.timeouts, self.terminated = (np.zeros(sizes, dtype=np.float32) for _ in range(4))
 
         self.trajectories = OnlineTrajectories(self.buffer_size, n_envs)
         self.offline_dataset: OfflineDataset | None = None
@@ -121,22 +114,20 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         return map_arrays(lambda sub: np.zeros((*sizes, *get_obs_shape(sub)), dtype=sub.dtype), space)
 
     def _shaped(self, observations: Any) -> Any:
-        """SB3 stores Discrete observations with a dimension of one; so must the dataset's be."""
+        """Give a dataset's observations the shapes in which SB3 stores them: Discrete observations get a dimension."""
         return map_arrays(lambda space, array: array.reshape(-1, *get_obs_shape(space)), self.observation_space, observations)
-
-    # ---------------------------------------------------------------- storage
 
     @property
     def storage_device(self) -> th.device:
         return self.device if self.storage == "device" else th.device("cpu")
 
     def _arrays(self) -> list[Any]:
-        """The ring's arrays in the order of ``Rows``."""
+        """List the ring's arrays in the order of ``Rows``."""
         arrays = [self.observations, self.actions, self.rewards, self.terminated]
         return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
 
     def _tensors(self, arrays: Any) -> Any:
-        """Tensors where this buffer's steps reside, which share the arrays' memory if that is there."""
+        """Make tensors on the storage device, which share the arrays' memory if the arrays are there."""
         with warnings.catch_warnings():
             # datasets are read-only and nothing here writes into them
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -157,8 +148,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        tensors = ("_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from")
-        drop = ("offline_dataset", "generator", *tensors)
+        drop = ("offline_dataset", "generator", "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from")
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,14 +169,14 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         for the actions, which are scaled to [-1, 1] as SB3 stores them.
 
         :param dataset: the dataset, in the layout of ``observation_space``
-        :raises ValueError: if its spaces do not match or no trajectory is as long as ``horizon_length``
+        :raises ValueError: if its spaces do not match, or it has no window of ``horizon_length`` steps
         """
         if dataset is None:
             self.offline_dataset = self._stored.offline = self._stored.final_observations = None
             self._build_table(np.zeros((0, 5), dtype=np.int64))
             return
         dataset.check_spaces(self.observation_space, self.action_space)
-        first, last = dataset.trajectories[:, 0], dataset.trajectories[:, 1]
+        first, last = dataset.trajectories.T
         length = last - first + 1
         if length.max() < self.horizon_length:
             raise ValueError(
@@ -241,10 +231,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.storage == "device":
             self._mirror(pos)
         self.trajectories.step(self.dones[pos])
-        self.pos += 1
-        if self.pos == self.buffer_size:
-            self.full = True
-            self.pos = 0
+        self.pos = (self.pos + 1) % self.buffer_size
+        self.full = self.full or self.pos == 0
 
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
@@ -252,7 +240,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
 
     def cut_trajectories(self) -> None:
-        """Tell the buffer that the environments were reset: the next rows do not continue the stored ones."""
+        """Tell the buffer that the environments were reset: the next rows do not continue the stored rows."""
         self.trajectories.cut()
 
     def reset(self) -> None:
@@ -260,8 +248,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         super().reset()
         self.trajectories = OnlineTrajectories(self.buffer_size, self.n_envs)
         self._build_table(self._table.rows[: self._table.n_offline])
-
-    # --------------------------------------------------------------- sampling
 
     def _sources(self) -> list[Starts]:
         """List the sources that can be sampled now: offline before online, or both together if no share is given."""
@@ -271,26 +257,22 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             self._table_tensors.follow()
         key = (self.offline_only and offline, self.offline_fraction is None, self.sampling)
         if changed or self._drawn_from is None or self._drawn_from[0] != key:
-            only_offline, together, sampling = key
-            parts = [(offline, False), (False, not only_offline)]
-            if together:
-                parts = [(offline, not only_offline)]
-            selections = [table.select(*part, sampling) for part in parts]
-            starts = [self._table_tensors.starts(part) for part in selections if part.total > 0]
-            self._drawn_from = key, starts
+            online = not key[0]
+            parts = [(offline, online)] if self.offline_fraction is None else [(offline, False), (False, online)]
+            selections = [table.select(*part, self.sampling) for part in parts]
+            self._drawn_from = key, [self._table_tensors.starts(part) for part in selections if part.total > 0]
         return self._drawn_from[1]
 
     def can_sample(self) -> bool:
-        """Say whether there is any window yet; the first ``horizon_length`` online steps hold none."""
+        """Say whether there is any window yet; the first ``horizon_length`` online steps hold no window."""
         return len(self._sources()) > 0
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
-        Draw windows.
+        Draw windows, on ``device``.
 
         :param batch_size: number of windows B
         :param env: normalise observations and rewards with these statistics, as SB3's buffers do
-        :return: the windows, on ``device``
         :raises ValueError: if there is nothing to sample yet
         """
         sources = self._sources()
@@ -304,18 +286,17 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         else:
             assert self.offline_fraction is not None
             n_offline = round(self.offline_fraction * batch_size)
-            numbers = (n_offline, batch_size - n_offline)
-            parts = [source.draw(n, self.sampling, self.generator) for source, n in zip(sources, numbers, strict=True)]
-            windows = Windows(*(th.cat(columns) for columns in zip(*parts, strict=True)))
+            offline = sources[0].draw(n_offline, self.sampling, self.generator)
+            online = sources[1].draw(batch_size - n_offline, self.sampling, self.generator)
+            windows = Windows(*(th.cat(columns) for columns in zip(offline, online, strict=True)))
         return self._gather(windows, env)
 
     def offline_windows(self, starts: np.ndarray, env: VecNormalize | None = None) -> ChunkSamples:
         """
-        Gather the windows that start at given rows of the offline dataset, e.g. to evaluate on the same windows.
+        Gather the windows that start at given rows of the offline dataset on ``device``, e.g. to evaluate on the same windows.
 
         :param starts: dataset rows, shape ``(B,)``
         :param env: normalise with these statistics
-        :return: the windows, on ``device``
         """
         assert self.offline_dataset is not None, "no offline dataset is set"
         bounds = self.offline_dataset.trajectories
@@ -327,9 +308,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         h, stored, n_online = self.horizon_length, self._stored, self.trajectories.clock
         column, _, last, start = windows
         ahead = (last - start).clamp(max=h)
-        steps, weights, action_masks = (
-            select(shape, ahead) for shape in shapes_of_windows(h, self.action_dim, self.gamma, start.device)
-        )
+        shapes = shapes_of_windows(h, self.action_dim, self.gamma, start.device)
+        steps, weights, action_masks = (select(shape, ahead) for shape in shapes)
         rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
         rewards = stored.read("rewards", rows)
         continues = 1.0 - stored.read("terminated", rows)
@@ -337,16 +317,14 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]
         else:
-            # steps past the trajectory's end repeat its last one, which changes no product of zeros and ones
+            # steps past the trajectory's end repeat its last step, which changes no product of zeros and ones
             bootstrap = continues.prod(dim=1, keepdim=True)
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
         observations = stored.read("observations", rows.first())
         if env is not None:
-            normalizer = self._normalizer
-            rewards = normalizer.rewards(rewards, env)
-            observations, next_observations = (
-                normalizer.observations(part, env) for part in (observations, next_observations)
-            )
+            rewards = self._normalizer.rewards(rewards, env)
+            observations = self._normalizer.observations(observations, env)
+            next_observations = self._normalizer.observations(next_observations, env)
         data = ChunkSamples(
             observations=observations,
             actions=stored.read("actions", rows).flatten(1),

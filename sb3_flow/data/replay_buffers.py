@@ -1,4 +1,4 @@
-"""The rows of SB3's replay buffers."""
+"""Reading the rows of SB3's replay buffers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +14,10 @@ from sb3_flow.data.validation import check_action_space, check_observation_space
 
 def read_replay_buffer(buffer: ReplayBuffer, allocate: Allocate) -> Parts:
     """
-    The rows of an SB3 replay buffer, one environment after the other, each in the order of time. Actions, which the buffer
-    holds scaled to [-1, 1], are returned in the units of the action space.
+    Read the rows of an SB3 replay buffer, one environment after the other, each in the order of time. Actions, which the
+    buffer holds scaled to [-1, 1], are returned in the units of the action space.
 
-    :param buffer: the buffer
     :param allocate: makes the arrays
-    :return: the transitions
     :raises TypeError: if it is not a ``ReplayBuffer``
     :raises ValueError: if it is empty or damaged, or its actions are not continuous
     """
@@ -47,16 +45,12 @@ def read_replay_buffer(buffer: ReplayBuffer, allocate: Allocate) -> Parts:
         return Column(name, (len(step), *(shape or ())), array.dtype, read)
 
     space = buffer.observation_space
+    successors, shift = (buffer.observations, 1) if buffer.optimize_memory_usage else (buffer.next_observations, 0)
     columns = {}
     for key, sub in entries(space).items():
         suffix = f"/{key}" if key else ""
-        stored = entries(buffer.observations)[key]
-        columns["observations" + suffix] = column("observations" + suffix, stored, sub.shape)
-        name = "next_observations" + suffix
-        if buffer.optimize_memory_usage:
-            columns[name] = column(name, stored, sub.shape, shift=1)
-        else:
-            columns[name] = column(name, entries(buffer.next_observations)[key], sub.shape)
+        for name, stored, later in (("observations", buffer.observations, 0), ("next_observations", successors, shift)):
+            columns[name + suffix] = column(name + suffix, entries(stored)[key], sub.shape, later)
     dones = flags(column("dones", buffer.dones, ()))
     timeouts = flags(column("timeouts", buffer.timeouts, ()))
     ends = dones | breaks(columns)
@@ -69,7 +63,7 @@ def read_replay_buffer(buffer: ReplayBuffer, allocate: Allocate) -> Parts:
 
 
 NUMBERS = {"buffer_size": 1, "n_envs": 1, "pos": 0}
-"""The least that they are."""
+"""Attributes of a buffer that are whole numbers, and the least value of each."""
 
 
 def _check_buffer(buffer: ReplayBuffer) -> None:
@@ -93,12 +87,10 @@ def _check_buffer(buffer: ReplayBuffer) -> None:
     for name in arrays:
         value = getattr(buffer, name)
         if entries(value).keys() != entries(expected[name]).keys():
-            raise ValueError(
-                f"the replay buffer's {name} have the keys {list(entries(value))}, {list(entries(expected[name]))} expected"
-            )
+            given, wanted = list(entries(value)), list(entries(expected[name]))
+            raise ValueError(f"the replay buffer's {name} have the keys {given}, {wanted} expected")
         for key, row_shape in entries(expected[name]).items():
             array, shape = entries(value)[key], (buffer.buffer_size, buffer.n_envs, *row_shape)
             if not isinstance(array, np.ndarray) or array.shape != shape:
-                raise ValueError(
-                    f"the replay buffer's {name}{f'/{key}' if key else ''} have shape {np.shape(array)}, {shape} expected"
-                )
+                where = f"{name}/{key}" if key else name
+                raise ValueError(f"the replay buffer's {where} have shape {np.shape(array)}, {shape} expected")

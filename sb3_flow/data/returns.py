@@ -10,13 +10,13 @@ RUN_ON = "they run on after terminated rows, as relabelled walks do, which need 
 
 class BehaviourReturn(NamedTuple):
     """
-    Mean return of a dataset's trajectories, not discounted. The interval is the normal one, 1.96 standard errors to either
-    side, which costs nothing with a million trajectories. Of one trajectory it is the return itself.
+    Mean return of a dataset's trajectories, not discounted. The interval is normal, 1.96 standard errors to either side, which
+    costs nothing with a million trajectories. With a single trajectory, both ends are the return itself.
 
     :param value: the mean
     :param low: lower end of its 95 % interval
     :param high: upper end
-    :param n_trajectories: that the mean is over
+    :param n_trajectories: number of trajectories
     :param caveat: why the trajectories are not episodes of the task, a sentence without its full stop; "" if they may be
     """
 
@@ -28,9 +28,8 @@ class BehaviourReturn(NamedTuple):
 
     def __str__(self) -> str:
         interval = f"95 % interval [{self.low:.2f}, {self.high:.2f}], {self.n_trajectories} trajectories"
-        return f"{self.value:.2f}, {interval if self.n_trajectories > 1 else 'one trajectory'}" + (
-            f"; {self.caveat}" if self.caveat else ""
-        )
+        caveat = f"; {self.caveat}" if self.caveat else ""
+        return f"{self.value:.2f}, {interval if self.n_trajectories > 1 else 'one trajectory'}{caveat}"
 
 
 def trajectory_returns(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -39,7 +38,7 @@ def trajectory_returns(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
 
     :param rewards: of all rows, ``(N,)``
     :param first: first row of each trajectory, ``(n_trajectories,)``
-    :return: sum of the rewards of each trajectory, float64
+    :return: ``(n_trajectories,)``, float64
     """
     return np.add.reduceat(rewards, first, dtype=np.float64)
 
@@ -51,9 +50,8 @@ def behaviour_return(returns: np.ndarray, terminated: np.ndarray, trajectory_end
     :param returns: of each trajectory
     :param terminated: of all rows
     :param trajectory_ends: of all rows
-    :param source: where the data come from, as ``OfflineDataset.load`` takes it
-    :return: the mean and its interval; with a caveat for OGBench's single tasks, and if a trajectory runs on after a
-        terminated row
+    :param source: the location of the data, as ``OfflineDataset.load`` takes it
+    :return: with a caveat for OGBench's single tasks, and if a trajectory runs on after a terminated row
     """
     mean, n = float(returns.mean()), len(returns)
     error = 1.96 * float(returns.std(ddof=1)) / n**0.5 if n > 1 else 0.0

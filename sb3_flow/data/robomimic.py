@@ -18,14 +18,13 @@ OBSERVATIONS = [f"{group}/{key}" for group in ("obs", "next_obs") for key in KEY
 
 def read_robomimic(path: Path, allocate: Allocate) -> Parts:
     """
-    All demonstrations, in the order of their numbers. Where the file's reward is 1 the task is solved: reward 0 and
-    terminated there, reward -1 elsewhere.
+    Read all demonstrations, in the order of their numbers. Where the file's reward is 1 the task is solved: the transition
+    gets reward 0 and is terminated. All others get reward -1.
 
     :param path: the file
     :param allocate: makes the arrays
-    :return: the transitions
-    :raises ValueError: if it holds no demonstrations, they lack one of ``KEYS``, or an array has another length, shape or kind
-        than the others
+    :raises ValueError: if it holds no demonstrations, they lack an array of ``KEYS``, or an array has another length, shape or
+        kind than the others
     """
     h5py = importlib.import_module("h5py")
     with reading(path, "HDF5"), h5py.File(path, "r") as file:
@@ -48,20 +47,13 @@ def read_robomimic(path: Path, allocate: Allocate) -> Parts:
             solved = flags(array_column(f"{demo.name}/rewards".removeprefix("/"), demo["rewards"][:]))
             rewards[rows] = np.where(solved, 0, -1)
             first += length
-    return Parts(
-        observations,
-        actions,
-        rewards,
-        rewards == 0,
-        ends,
-        finals,
-        spaces.Box(-np.inf, np.inf, (dim,), np.float32),
-        spaces.Box(-1.0, 1.0, actions.shape[1:], np.float32),
-    )
+    observation_space = spaces.Box(-np.inf, np.inf, (dim,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, actions.shape[1:], np.float32)
+    return Parts(observations, actions, rewards, rewards == 0, ends, finals, observation_space, action_space)
 
 
 def _demonstrations(file: Any, path: Path) -> list[Any]:
-    """The groups of an open file that hold demonstrations, in the order of their numbers."""
+    """List the groups of an open file that hold demonstrations, in the order of their numbers."""
     h5py = importlib.import_module("h5py")
     data = file.get("data")
     names = list(data) if isinstance(data, h5py.Group) else []
@@ -85,7 +77,7 @@ def _demonstrations(file: Any, path: Path) -> list[Any]:
 
 
 def _check_demonstration(demo: Any, first: Any) -> int:
-    """Check that a demonstration's arrays have a row for each of its actions and the shapes of the first one's; its length."""
+    """Check that a demonstration's arrays have a row per action and the first demonstration's shapes; return its length."""
     where = demo.name[1:]
     for name in ("actions", *OBSERVATIONS):
         array, alike = demo[name], first[name.replace("next_obs", "obs")]
@@ -93,7 +85,7 @@ def _check_demonstration(demo: Any, first: Any) -> int:
         if array.shape is None or len(array.shape) != 2 or array.shape[1:] != alike.shape[1:]:
             raise ValueError(
                 f"{where}/{name} has shape {array.shape}, but {alike.name[1:]} {alike.shape}: two dimensions are needed, rows "
-                "of one length"
+                "of the same length"
             )
     length = len(demo["actions"])
     if not length:

@@ -1,4 +1,4 @@
-"""Stored steps in tensors, offline ones beside a ring of online ones, and how steps of windows are read from both."""
+"""Stored steps in tensors, offline steps beside a ring of online steps, and how steps of windows are read from both."""
 
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ class Rows(NamedTuple):
     actions: th.Tensor
     rewards: th.Tensor
     terminated: th.Tensor
-    next_observations: th.Tensor | TensorDict | None = None  # online only, the window rule "rql" does without
+    next_observations: th.Tensor | TensorDict | None = None  # online only; the window rule "rql" does not need it
 
 
 class Places(NamedTuple):
-    """In which rows steps of windows lie; None for what no step needs."""
+    """The rows in which steps of windows lie; None where no step needs the part."""
 
     is_offline: th.Tensor | None
     offline: th.Tensor | None
@@ -80,7 +80,7 @@ class StoredSteps:
         return map_arrays(take, getattr(self.online, name), getattr(self.offline, name, None))
 
     def true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
-        """Replace next observations of windows that reach their trajectory's end: no stored row has these."""
+        """Replace next observations of windows that reach their trajectory's end: no row of ``observations`` has these."""
         column, trajectory, last, _ = windows
         online_rows = (last % self._buffer_size) * self._n_envs + column.clamp(min=0)
 

@@ -18,7 +18,6 @@ npz        terminated                  trajectory_ends
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,10 +26,10 @@ from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_pkl
 
 from sb3_flow.common.older_files import finding_moved_modules
-from sb3_flow.data.columns import Allocate, Column, Parts, check_lengths, flags
+from sb3_flow.data.columns import Allocate, Parts, flags
 from sb3_flow.data.files import hdf5_columns, npz_columns, pick
 from sb3_flow.data.minari import find_minari, read_minari
-from sb3_flow.data.ogbench import SingleTask, read_ogbench, single_task
+from sb3_flow.data.ogbench import read_ogbench, single_task
 from sb3_flow.data.oracles import EXPERT_FAMILIES
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.robomimic import read_robomimic
@@ -42,11 +41,11 @@ OGBENCH_DATA = Path("~/.ogbench/data")
 @dataclass(frozen=True)
 class Source:
     """
-    A resolved location.
+    A location's files and the function that reads them.
 
-    :param files: everything the arrays are read from
-    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell what whole
-        numbers mean; sources that record their own spaces do not look at them
+    :param files: all files that the arrays are read from
+    :param read: ``read(allocate, observation_space, action_space)`` reads them. The spaces, where given, tell the meaning of
+        whole numbers; sources that record their own spaces do not look at them
     """
 
     files: list[Path]
@@ -62,9 +61,7 @@ def require_extra(package: str, extra: str, prefix: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(
-            f"loading '{prefix}:...' needs the package {package}: pip install 'sb3-flow[{extra}]' ({error})"
-        ) from error
+        raise ImportError(f"'{prefix}:...' needs the package {package}: pip install 'sb3-flow[{extra}]' ({error})") from error
 
 
 def _existing_file(where: str, prefix: str) -> Path:
@@ -76,21 +73,12 @@ def _existing_file(where: str, prefix: str) -> Path:
     return path
 
 
-def _with_successors(names: list[str], columns: dict[str, Column]) -> list[str]:
-    present = any(key.split("/")[0] == "next_observations" for key in columns)
-    return ["observations", *(["next_observations"] if present else []), *names]
-
-
-# ---------------------------------------------------------------------------------------------------------------- ogbench
-
-
 def ogbench_source(where: str) -> Source:
     """
-    OGBench's raw file, labelled for one task: ``<single-task dataset name>[@<file.npz>]``, for example
+    Find OGBench's raw file, to be labelled for one task: ``<single-task dataset name>[@<file.npz>]``, for example
     ``cube-single-play-singletask-task1-v0@data/cube-single-play-v0.npz``; without a file, the dataset's file in OGBench's
     default folder. With ``-sparse`` after the kind of data (``scene-play-sparse-singletask-v0``) rewards are -1 until the
-    task is solved. The file holds one row more than transitions for each episode, whose observation becomes the final one.
-    Nothing is ever downloaded.
+    task is solved. Nothing is ever downloaded.
 
     :raises FileNotFoundError: saying how to make the file
     :raises ValueError: without a single-task name, and for damaged or unsuitable files
@@ -99,27 +87,24 @@ def ogbench_source(where: str) -> Source:
     task = single_task(name)
     path = Path(file).expanduser() if file else OGBENCH_DATA.expanduser() / f"{task.dataset}.npz"
     if not path.is_file():
-        make = f"Make one with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
+        make = f"Make the file with 'python -m sb3_flow.data.generate {task.dataset} --out DIR', or download"
         raise FileNotFoundError(
             f"'ogbench:{where}': there is no file {path}. "
             f"{'Download' if task.dataset.startswith(EXPERT_FAMILIES) else make} OGBench's own with "
             f"""'python -c "import ogbench; ogbench.download_datasets(['{task.dataset}'], 'DIR')"'; """
             f"then load 'ogbench:{name}@DIR/{task.dataset}.npz'"
         )
-    return Source([path], partial(_read_ogbench, path, task))
 
+    def read(allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
+        require_extra("ogbench", "ogbench", "ogbench")
+        return read_ogbench(path, task, allocate)
 
-def _read_ogbench(path: Path, task: SingleTask, allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
-    require_extra("ogbench", "ogbench", "ogbench")
-    return read_ogbench(path, task, allocate)
-
-
-# ----------------------------------------------------------------------------------------------------------------- minari
+    return Source([path], read)
 
 
 def minari_source(where: str) -> Source:
     """
-    A Minari dataset on this machine, by its id.
+    Find a Minari dataset on this machine by its id.
 
     :raises FileNotFoundError: if it is not on this machine
     """
@@ -129,46 +114,36 @@ def minari_source(where: str) -> Source:
     return Source(files, lambda allocate, *_: read_minari(dataset, allocate))
 
 
-# ------------------------------------------------------------------------------------------------------------------- d4rl
-
-
 def d4rl_source(where: str) -> Source:
     """
-    A D4RL file (HDF5): observations, actions, rewards, terminals, timeouts and optionally next_observations. Without the
+    Find a D4RL file (HDF5): observations, actions, rewards, terminals, timeouts and optionally next_observations. Without the
     latter, truncated rows are left out, as the observations after them are unknown; with them, a trajectory also ends wherever
     the next row is not the successor, and timeouts may be missing.
     """
     path = _existing_file(where, "d4rl")
     require_extra("h5py", "d4rl", "d4rl")
-    return Source([path], partial(_read_d4rl, path))
 
+    def read(allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
+        names = ["observations", "actions", "rewards", "terminals"]
+        picked = pick(hdf5_columns(path), names, path, optional=("timeouts", "next_observations"))
+        ends = terminated = flags(picked.pop("terminals"))
+        if "timeouts" in picked:
+            ends = terminated | flags(picked.pop("timeouts"))
+        elif "next_observations" not in picked:
+            raise ValueError(
+                f"{path} has neither timeouts nor next_observations, so nothing says where its trajectories end; add an array "
+                "'timeouts' (True in the last row of each trajectory that was cut off)"
+            )
+        if "next_observations" in picked:
+            ends = ends | breaks(picked)
+        return assemble(picked, terminated, ends, allocate, *given)
 
-def _read_d4rl(
-    path: Path, allocate: Allocate, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None
-) -> Parts:
-    columns = hdf5_columns(path)
-    names = ["actions", "rewards", "terminals", *(["timeouts"] if "timeouts" in columns else [])]
-    picked = pick(columns, _with_successors(names, columns), path)
-    check_lengths(picked)
-    ends = terminated = flags(picked.pop("terminals"))
-    if "timeouts" in picked:
-        ends = terminated | flags(picked.pop("timeouts"))
-    elif "next_observations" not in picked:
-        raise ValueError(
-            f"{path} has neither timeouts nor next_observations, so nothing says where its trajectories end; add an array "
-            "'timeouts' (True in the last row of each trajectory that was cut off)"
-        )
-    if "next_observations" in picked:
-        ends = ends | breaks(picked)
-    return assemble(picked, terminated, ends, allocate, observation_space, action_space)
-
-
-# -------------------------------------------------------------------------------------------------------------- robomimic
+    return Source([path], read)
 
 
 def robomimic_source(where: str) -> Source:
     """
-    A low-dimensional file of RoboMimic (HDF5), for example ``~/.robomimic/can/mh/low_dim_v15.hdf5``; rewards are -1 until
+    Find a low-dimensional file of RoboMimic (HDF5), for example ``~/.robomimic/can/mh/low_dim_v15.hdf5``; rewards are -1 until
     the task is solved.
     """
     path = _existing_file(where, "robomimic")
@@ -176,13 +151,8 @@ def robomimic_source(where: str) -> Source:
     return Source([path], lambda allocate, *_: read_robomimic(path, allocate))
 
 
-# -------------------------------------------------------------------------------------------------------------------- sb3
-
-
 def sb3_source(where: str) -> Source:
-    """
-    A pickled SB3 replay buffer (``model.save_replay_buffer``). Unpickling runs code: only load files that you trust.
-    """
+    """Find a pickled replay buffer (``model.save_replay_buffer``). Unpickling runs code: only load files that you trust."""
     path = _existing_file(where, "sb3")
 
     def read(allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
@@ -198,17 +168,14 @@ def sb3_source(where: str) -> Source:
     return Source([path], read)
 
 
-# -------------------------------------------------------------------------------------------------------------------- npz
-
-
 def npz_source(where: str) -> Source:
     """
-    Plain arrays in one .npz file, named as the arguments of ``OfflineDataset.from_arrays``: observations, actions, rewards,
+    Find arrays in one .npz file, named as the arguments of ``OfflineDataset.from_arrays``: observations, actions, rewards,
     terminated, trajectory_ends and optionally next_observations; dict observations as ``observations/<key>``.
     """
     path = _existing_file(where, "npz")
 
-    def read(allocate: Allocate, observation_space: spaces.Space[Any] | None, action_space: spaces.Space[Any] | None) -> Parts:
+    def read(allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
         columns = npz_columns(path)
         others = [name for name in ("terminated", *OTHER_NAMES) if name in columns]
         if others and not {"terminated", "trajectory_ends"} <= columns.keys():
@@ -216,11 +183,9 @@ def npz_source(where: str) -> Source:
                 f"{path} must hold terminated and trajectory_ends, it has {others} instead; read it with numpy.load and call "
                 f"OfflineDataset.from_arrays: {translation(others)}"
             )
-        names = _with_successors(["actions", "rewards", "terminated", "trajectory_ends"], columns)
-        picked = pick(columns, names, path)
-        check_lengths(picked)
-        terminated, ends = flags(picked.pop("terminated")), flags(picked.pop("trajectory_ends"))
-        return assemble(picked, terminated, ends, allocate, observation_space, action_space)
+        names = ["observations", "actions", "rewards", "terminated", "trajectory_ends"]
+        picked = pick(columns, names, path, optional=("next_observations",))
+        return assemble(picked, flags(picked.pop("terminated")), flags(picked.pop("trajectory_ends")), allocate, *given)
 
     return Source([path], read)
 

@@ -1,8 +1,8 @@
 """
 The folder that a dataset is saved in: an .npy file per array, opened memory-mapped, and dataset.json with the rest.
 
-A folder is written beside its place and renamed into it when complete, so one that has its name is whole. What a killed
-process leaves behind is a hidden folder ``.<name>.partial-...`` that nothing reads and that may be deleted.
+A folder is written beside its place and renamed into it when complete, so a folder with its final name is whole. A killed
+process leaves a hidden folder ``.<name>.partial-...`` behind, which nothing reads and which may be deleted.
 """
 
 import json
@@ -25,6 +25,7 @@ INDEX = "dataset.json"
 FORMAT = "sb3_flow.OfflineDataset"
 VERSION = 1
 ARRAYS = ("observations", "actions", "rewards", "terminated", "trajectory_ends", "final_observations")
+SPACES = ("observation_space", "action_space")
 
 
 def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
     """
-    The inverse of :func:`space_to_json`.
+    Make the space that :func:`space_to_json` described.
 
     :raises ValueError: if :func:`space_to_json` did not make the data
     """
@@ -80,9 +81,14 @@ def space_from_json(data: dict[str, Any]) -> spaces.Space[Any]:
 
 
 def named_arrays(parts: Parts) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a dataset under the names that files use: dict entries as ``name/key``."""
+    """List the arrays of a dataset under the names that files use: dict entries as ``name/key``."""
     for name in ARRAYS:
         yield from ((f"{name}/{key}" if key else name, array) for key, array in entries(getattr(parts, name)).items())
+
+
+def is_taken(path: Path) -> bool:
+    """Say whether a path holds something else than an empty folder."""
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
 def write_folder(
@@ -92,11 +98,11 @@ def write_folder(
     Write a dataset folder.
 
     :param path: the folder; must not exist or be empty, except with ``replace``
-    :param fill: gets an ``Allocate`` for memory-mapped arrays in the folder, returns all arrays; those that it did not
-        allocate are copied
-    :param source: text for messages
+    :param fill: gets an ``Allocate`` for memory-mapped arrays in the folder, returns all arrays; arrays from elsewhere are
+        copied
+    :param source: names the data in messages
     :param origin: sources of the folder (see :func:`read_index`)
-    :param replace: replace the folder that is at ``path``
+    :param replace: whether the folder at ``path`` is replaced
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
@@ -114,22 +120,15 @@ def write_folder(
 
     try:
         parts = fill(allocate)
-        assert parts.observation_space is not None and parts.action_space is not None
         for name, array in named_arrays(parts):
             if array is not arrays.get(name):
                 target = allocate(name, array.shape, array.dtype)
                 for rows in row_slices(array):
                     target[rows] = array[rows]
             arrays.pop(name).flush()
-        index = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": source,
-            "origin": origin,
-            "observation_space": space_to_json(parts.observation_space),
-            "action_space": space_to_json(parts.action_space),
-            "arrays": {name: files[name] for name, _ in named_arrays(parts)},
-        }
+        index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "source": source, "origin": origin}
+        index |= {name: space_to_json(getattr(parts, name)) for name in SPACES}
+        index["arrays"] = {name: files[name] for name, _ in named_arrays(parts)}
         (partial / INDEX).write_text(json.dumps(index, indent=1))
         if replace and path.exists():
             os.rename(path, partial / "replaced")
@@ -144,7 +143,7 @@ def read_index(path: Path) -> dict[str, Any] | None:
     """
     Read dataset.json in a folder; None if the folder is not a finished dataset folder.
 
-    :raises ValueError: if it is one of ours and lacks something, or is of another version
+    :raises ValueError: if the file was written by ``OfflineDataset.save`` and lacks an entry, or has another version
     """
     try:
         index = json.loads((path / INDEX).read_text())
@@ -154,7 +153,7 @@ def read_index(path: Path) -> dict[str, Any] | None:
         return None
     if index.get("version", VERSION) != VERSION:
         raise ValueError(f"{path} has dataset format {index['version']}, this version of sb3_flow reads {VERSION}")
-    for key in ("version", "origin", "observation_space", "action_space", "arrays"):
+    for key in ("version", "origin", *SPACES, "arrays"):
         if key not in index:
             raise ValueError(f"{path / INDEX} lacks '{key}'")
         if key != "version" and not isinstance(index[key], dict) and (key, index[key]) != ("origin", None):
@@ -163,17 +162,14 @@ def read_index(path: Path) -> dict[str, Any] | None:
 
 
 def open_folder(
-    path: Path,
-    observation_space: spaces.Space[Any] | None = None,
-    action_space: spaces.Space[Any] | None = None,
+    path: Path, observation_space: spaces.Space[Any] | None = None, action_space: spaces.Space[Any] | None = None
 ) -> Parts:
     """
     Open a folder memory-mapped and read-only, and check it as any source, block by block.
 
     :param path: a folder that :func:`write_folder` made
-    :param observation_space: instead of the one that the folder records
-    :param action_space: instead of the one that the folder records
-    :return: the arrays and spaces
+    :param observation_space: replaces the recorded space
+    :param action_space: replaces the recorded space
     :raises FileNotFoundError: if there is no such folder
     :raises ValueError: if it is not a complete dataset folder, or holds data that cannot be trained on
     """
@@ -182,14 +178,11 @@ def open_folder(
     index = read_index(path)
     if index is None:
         raise ValueError(f"{path} is not a folder written by OfflineDataset.save (it has no complete {INDEX})")
-    parts = _mapped(path, index)
-    parts.observation_space = parts.observation_space if observation_space is None else observation_space
-    parts.action_space = parts.action_space if action_space is None else action_space
-    return checked(parts, in_place=False)
+    return checked(_mapped(path, index), observation_space, action_space, in_place=False)
 
 
 def _mapped(path: Path, index: dict[str, Any]) -> Parts:
-    """The arrays of a folder, memory-mapped and unchecked, and its spaces."""
+    """Map the arrays of a folder into memory, unchecked, and make its spaces."""
     arrays: dict[str, Any] = {}
     for name, file in index["arrays"].items():
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
@@ -206,13 +199,12 @@ def _mapped(path: Path, index: dict[str, Any]) -> Parts:
             raise ValueError(f"{path / INDEX}: {first} is given as one array and as several")
         else:
             arrays[first] = array
-    missing, unknown = [[a for a in b if a not in c] for b, c in ((ARRAYS, arrays), (arrays, ARRAYS))]
-    if missing:
+    if missing := [name for name in ARRAYS if name not in arrays]:
         raise ValueError(f"{path / INDEX} names no file for {missing}")
-    if unknown:
+    if unknown := [name for name in arrays if name not in ARRAYS]:
         raise ValueError(f"{path / INDEX} names unknown arrays {unknown}")
     found: dict[str, Any] = {}
-    for name in ("observation_space", "action_space"):
+    for name in SPACES:
         try:
             found[name] = space_from_json(index[name])
         except Exception as error:  # Gymnasium raises errors of several types
@@ -226,14 +218,14 @@ def convert(path: Path, fill: Callable[[Allocate], Parts], source: str, origin: 
 
     :param path: the folder
     :param fill: as for :func:`write_folder`
-    :param source: text for messages
+    :param source: names the data in messages
     :param origin: location, files with sizes and times, spaces; they are equal for equal conversions
     :raises ValueError: if the folder holds something else
     """
     index = read_index(path)
     if index is None:
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new one")
+        if is_taken(path):
+            raise ValueError(f"mmap_dir {path} exists and is not a dataset folder: choose a new folder")
     elif index["origin"] == origin:
         return open_folder(path)
     elif not index["origin"] or index["origin"].get("location") != origin["location"]:

@@ -15,11 +15,10 @@ def describe(parts: Parts, source: str, trajectories: np.ndarray, returns: np.nd
     Sum up a dataset; all actions and rewards are read once.
 
     :param parts: of the dataset
-    :param source: where the data come from
+    :param source: names the data
     :param trajectories: first and last row of each trajectory
     :param returns: of each trajectory
     :param mean: of the returns
-    :return: the text
     """
     first, last = trajectories.T
     lengths = last - first + 1

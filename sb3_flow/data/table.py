@@ -10,17 +10,17 @@ Sampling = Literal["trajectory", "transition"]
 
 FIRST, LAST, COLUMN, TRAJECTORY, N_STARTS = range(5)
 """
-Columns of the table. Steps are dataset rows offline, absolute numbers online. ``COLUMN``: environment of an online
-trajectory, -1 for an offline one. ``TRAJECTORY``: number of an offline trajectory in its dataset, -1 for an online one.
+Columns of the table. Steps are dataset rows offline, absolute numbers online. ``COLUMN`` is the environment of an online
+trajectory, -1 offline. ``TRAJECTORY`` is the number of an offline trajectory in its dataset, -1 online.
 Windows may start at ``FIRST``, ..., ``FIRST + N_STARTS - 1``; ``N_STARTS`` is above 0.
 """
 
 
 class Selection(NamedTuple):
     """
-    Rows of the table that can be drawn: from ``begin`` on and before ``n_rows``, but for gaps. Of rows or starts counted from
-    the first that can be drawn and without the gaps, ``gaps[i]`` is the first after the i-th gap, and ``shifts[i]`` counts
-    what lies in the table before those between the gaps i - 1 and i and is left out.
+    Rows of the table that can be drawn: from ``begin`` on and before ``n_rows``, but for gaps. If rows (or starts) are counted
+    from the first that can be drawn and without the gaps, number ``gaps[i]`` is the first after the i-th gap, and the numbers
+    between the gaps i - 1 and i lie ``shifts[i]`` further on in the table.
     """
 
     n_rows: int
@@ -32,10 +32,10 @@ class Selection(NamedTuple):
 
 class TrajectoryTable:
     """
-    One row per trajectory: the offline ones, the closed online ones in the order in which they closed, and the edge: what
-    changes with every step, the running trajectories and those that the ring is overwriting (at most one per environment
-    each). All rows before the edge stay as they were written. Those whose steps the ring has reached are left out by gaps:
-    one for all that are overwritten, and one each for those that went over into the edge.
+    A table with a row per trajectory: the offline trajectories, the closed online trajectories in the order in which they
+    closed, and the edge, which changes with every step: the running trajectories and the trajectories that the ring is
+    overwriting (at most one of each kind per environment). All rows before the edge stay as they were written. Gaps leave
+    out rows whose steps the ring has reached: a gap for all overwritten rows, and a gap for each row that moved to the edge.
 
     :param offline: rows of the offline trajectories, shape ``(n, 5)``
     :param online: the online trajectories, which :meth:`update` follows
@@ -45,12 +45,12 @@ class TrajectoryTable:
 
     def __init__(self, offline: np.ndarray, online: OnlineTrajectories, horizon_length: int, window_rule: WindowRule) -> None:
         self.n_offline = len(offline)
-        # closed online ones lie before the tail, and those of which every step is stored not before the head
+        # rows of closed online trajectories end at the tail; from the head on, all but `_cut_into` are stored in full
         self._head = self._tail = len(offline)
         self.n_rows = len(offline)  # with the edge
-        self.unchanged = 0  # rows before this one are as they were before the last update
+        self.unchanged = 0  # rows before this number are as they were before the last update
         self.rows = offline
-        self.starts_before = np.append(0, offline[:, N_STARTS].cumsum())  # of all rows before this one, (n_rows + 1,)
+        self.starts_before = np.append(0, offline[:, N_STARTS].cumsum())  # of all rows before each row, (n_rows + 1,)
         self._online, self._horizon_length, self._window_rule = online, horizon_length, window_rule
         self._seen: tuple[int, int] | None = None  # clock and number of closed trajectories
         # of each environment the first and last row that holds a closed trajectory not yet overwritten, -1 for none, ...
@@ -84,7 +84,7 @@ class TrajectoryTable:
         Select rows to draw from.
 
         :param offline: whether offline trajectories can be drawn
-        :param online: whether online ones can
+        :param online: whether online trajectories can be drawn
         :param sampling: ``"trajectory"`` counts rows, ``"transition"`` starts
         """
         if not online:
@@ -117,13 +117,10 @@ class TrajectoryTable:
     def _append(self, closed: np.ndarray, terminated: np.ndarray) -> None:
         closed = closed[closed[:, 2] >= self._online.oldest]
         column, first, last = closed[:, :3].T
-        ends_terminated = terminated[last % self._online.buffer_size, column].astype(bool)
+        terminal = terminated[last % self._online.buffer_size, column].astype(bool)
         length = last - first + 1
-        n_starts = np.where(
-            closed[:, 3],
-            count_starts(length, ends_terminated, self._horizon_length, self._window_rule),
-            count_starts(length, None, self._horizon_length, self._window_rule),
-        )
+        complete, cut = (count_starts(length, ends, self._horizon_length, self._window_rule) for ends in (terminal, None))
+        n_starts = np.where(closed[:, 3], complete, cut)
         rows = np.stack([first, last, column, np.full_like(column, -1), n_starts], axis=1)[n_starts > 0]
         self._make_room(len(rows) + 2 * self._online.n_envs)
         begin = self._tail
@@ -143,7 +140,7 @@ class TrajectoryTable:
         self.starts_before[begin + 1 : end + 1] = self.starts_before[begin] + rows[:, N_STARTS].cumsum()
 
     def _make_room(self, n: int) -> None:
-        """Forget overwritten trajectories; grow if that does not free half of the room for online ones."""
+        """Forget overwritten trajectories; grow if that does not free half of the room for online trajectories."""
         if self._tail + n <= len(self.rows):
             return
         n_offline, tail = self.n_offline, self._tail

@@ -18,9 +18,9 @@ def count_starts(
     Q-chunking starts on every row. Of a trajectory that is still running (or was cut by a reset, so that its end is no end
     of the task) only windows that lie inside it are used, under both rules.
 
-    :param length: steps that are stored
-    :param ends_terminated: whether the last step is a true terminal, of trajectories that ended as the task has it
-        (terminated or truncated); None of those that are running or were cut
+    :param length: stored steps of each trajectory
+    :param ends_terminated: whether the last step is a true terminal, for trajectories that ended as the task has it
+        (terminated or truncated); None for trajectories that are running or were cut
     :param horizon_length: steps of a window
     :param window_rule: ``"rql"`` or ``"q_chunking"``
     :return: the counts, 0 or below where there is no window
@@ -32,7 +32,7 @@ def count_starts(
 
 class OnlineTrajectories:
     """
-    Trajectories of a ring buffer with one column per environment, kept in step with its ``add``.
+    Trajectories of a ring buffer with a column per environment, kept in step with its ``add``.
 
     Steps have absolute numbers: ``add`` calls since the buffer's birth. The row of step ``c`` is ``c % buffer_size``.
 
@@ -43,8 +43,7 @@ class OnlineTrajectories:
     _n_forgotten = 0  # also of a pickle, which begins to count anew
 
     def __init__(self, buffer_size: int, n_envs: int) -> None:
-        self.buffer_size = buffer_size
-        self.n_envs = n_envs
+        self.buffer_size, self.n_envs = buffer_size, n_envs
         self.clock = 0  # the next step
         self._running_since = np.zeros(n_envs, dtype=np.int64)
         # closed trajectories: column, first, last, complete, in the order in which they closed, so `last` never decreases
@@ -66,24 +65,20 @@ class OnlineTrajectories:
 
     @property
     def n_closed(self) -> int:
-        """Number of trajectories that have closed so far, overwritten ones included."""
+        """Number of trajectories that have closed so far, including overwritten trajectories."""
         return self._n_forgotten + self._n_closed
 
     def closed_since(self, number: int) -> np.ndarray:
         """
-        List the trajectories that closed after an earlier one.
+        List the trajectories that closed since an earlier time.
 
-        :param number: an earlier value of ``n_closed``
-        :return: column, first step, last step and completeness of each, without the overwritten ones
+        :param number: the value of ``n_closed`` at that time
+        :return: column, first step, last step and completeness of each that is not overwritten
         """
         return self._closed[max(number - self._n_forgotten, 0) : self._n_closed]
 
     def step(self, dones: np.ndarray) -> None:
-        """
-        Take note of a row.
-
-        :param dones: episode ends of the row just written, shape ``(n_envs,)``
-        """
+        """Take note of a row that was just written, with the episode ends ``dones`` of shape ``(n_envs,)``."""
         for column in np.flatnonzero(dones):
             self._close(int(column), self.clock, complete=True)
             self._running_since[column] = self.clock + 1

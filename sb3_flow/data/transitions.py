@@ -1,4 +1,4 @@
-"""Transitions, one a row, become the arrays of a dataset: where trajectories end, and which observations follow."""
+"""From transitions, one per row, to the arrays of a dataset: where trajectories end, and which observations follow."""
 
 import warnings
 from collections.abc import Collection, Mapping
@@ -24,7 +24,7 @@ from sb3_flow.data.columns import (
 from sb3_flow.data.validation import check_action_space
 
 OTHER_NAMES = ("terminals", "terminations", "timeouts", "truncated", "truncations", "dones")
-"""How other libraries call arrays that ``terminated`` and ``trajectory_ends`` follow from."""
+"""Other libraries' names of arrays that ``terminated`` and ``trajectory_ends`` follow from."""
 
 
 def translation(given: Collection[str]) -> str:
@@ -32,7 +32,7 @@ def translation(given: Collection[str]) -> str:
     Explain how to make ``terminated`` and ``trajectory_ends`` of other arrays.
 
     :param given: names of arrays, some of ``OTHER_NAMES``
-    :return: the expressions to pass as both arguments, in words; empty if the given arrays do not tell
+    :return: a sentence with the expressions to pass as both arguments; empty if the given arrays do not tell
     """
     stop = next((name for name in ("terminated", "terminals", "terminations") if name in given), None)
     limit = next((name for name in ("timeouts", "truncated", "truncations") if name in given), None)
@@ -60,7 +60,7 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
     :param terminated: the argument, None if it was not given
     :param trajectory_ends: likewise
     :param others: further arguments by name
-    :raises ValueError: for one of ``OTHER_NAMES``, and if something is missing
+    :raises ValueError: for a name of ``OTHER_NAMES``, and if an argument is missing
     :raises TypeError: for other names
     """
     given = {"terminated": terminated, "trajectory_ends": trajectory_ends}
@@ -83,13 +83,10 @@ def check_names(terminated: Any, trajectory_ends: Any, others: Mapping[str, Any]
 
 def columns_of_arrays(observations: Any, next_observations: Any, actions: Any, rewards: Any) -> dict[str, Column]:
     """
-    Name the arrays that a user gives; arrays in dictionaries are named by their keys.
+    Make columns by name of the arrays that a user gives; an entry of a dictionary is named ``name/key``.
 
     :param observations: an array, or a dict of arrays
     :param next_observations: likewise, or None
-    :param actions: an array
-    :param rewards: an array
-    :return: columns by name
     :raises ValueError: for a dict that is empty, or whose keys are no text
     """
     columns = {}
@@ -103,13 +100,11 @@ def columns_of_arrays(observations: Any, next_observations: Any, actions: Any, r
                 columns[f"{name}/{key}"] = array_column(f"{name}/{key}", part)
         elif value is not None or name == "observations":
             columns[name] = array_column(name, value)
-    columns["actions"] = array_column("actions", actions)
-    columns["rewards"] = array_column("rewards", rewards)
-    return columns
+    return columns | {"actions": array_column("actions", actions), "rewards": array_column("rewards", rewards)}
 
 
 def breaks(columns: Mapping[str, Column]) -> np.ndarray:
-    """(rows,) bool: rows whose next observation is not the observation of the row below, and the last row."""
+    """Mark, as (rows,) bool, rows whose next observation is not the observation of the row below, and the last row."""
     observations, successors = under(columns, "observations"), _successors(columns)
     out = np.zeros(next(iter(observations.values())).shape[0], bool)
     out[-1] = True
@@ -134,9 +129,9 @@ def _rows_differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
     """
-    The columns of next observations, if there are any.
+    Find the columns of next observations, if there are any.
 
-    :raises ValueError: if they have not the keys and shapes of observations, or hold no numbers
+    :raises ValueError: if their keys or shapes differ from the observations', or they hold no numbers
     """
     observations, successors = under(columns, "observations"), under(columns, "next_observations")
     if successors and successors.keys() != observations.keys():
@@ -145,21 +140,13 @@ def _successors(columns: Mapping[str, Column]) -> dict[str, Column]:
         check_numbers(column.name, column.dtype)
         check_numbers(observations[key].name, observations[key].dtype)
         if column.shape[1:] != observations[key].shape[1:]:
-            raise ValueError(
-                f"{column.name} must have the shape of the observations {observations[key].shape}, got {column.shape}"
-            )
+            raise ValueError(f"{column.name} must have the observations' shape {observations[key].shape}, got {column.shape}")
     return successors
 
 
 def _check_successors(column: Column, observations: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """
-    Check that ``next_observations`` repeats ``observations`` one row later within trajectories.
-
-    :return: its values at the ends of trajectories
-    :raises ValueError: naming the first row where it does not
-    """
-    finals = []
-    first = 0
+    """Check that ``next_observations`` repeats ``observations`` a row later within trajectories; return it at their ends."""
+    finals, first = [], 0
     for block in column.blocks():
         given, block = block, block.astype(observations.dtype, copy=False)
         if block.dtype.kind in "iu" and (given != block).any():
@@ -216,7 +203,7 @@ def assemble(
     ends[-1] = True
     successors = _successors(columns)
     keep: np.ndarray | None = None
-    final_rows = np.empty(0, np.int64)
+    final_rows: np.ndarray | None = None
     if not successors:
         # Nobody knows the observation after a truncated row. Without that row, its observation follows the row above.
         keep = terminated | ~ends
@@ -236,7 +223,7 @@ def assemble(
         else:
             warnings.warn(
                 f"{np.count_nonzero(~keep)} of {len(keep)} rows are left out: they end a trajectory without being terminated, "
-                "and without `next_observations` nobody knows what they led to"
+                "and without `next_observations` nobody knows the observations after them"
                 + (f"; {vanished} trajectories of a single row vanish" if vanished else ""),
                 stacklevel=3,
             )
@@ -247,13 +234,6 @@ def assemble(
         observations[key], finals[key] = gather(column, dtype, allocate, keep, final_rows)
     if successors:
         finals = {key: _check_successors(column, observations[key], ends) for key, column in successors.items()}
-    return Parts(
-        nest(observations),
-        gather(columns["actions"], np.float32, allocate, keep)[0],
-        gather(columns["rewards"].flat(), np.float32, allocate, keep)[0],
-        terminated,
-        ends,
-        nest(finals),
-        observation_space,
-        action_space,
-    )
+    actions, _ = gather(columns["actions"], np.float32, allocate, keep)
+    rewards, _ = gather(columns["rewards"].flat(), np.float32, allocate, keep)
+    return Parts(nest(observations), actions, rewards, terminated, ends, nest(finals), observation_space, action_space)

@@ -1,5 +1,5 @@
 """
-Checks that data can be trained on: every error names the argument, the given value and the expected one.
+Checks that data can be trained on: every error names the argument, the given value and the expected value.
 
 Every source's arrays pass :func:`checked`, a block of rows at a time, also those that stay in files.
 """
@@ -52,10 +52,9 @@ def check_space(name: str, space: Any) -> None:
 
 def check_observation_space(space: Any) -> None:
     """
-    Refuse observation spaces other than arrays and flat dictionaries of arrays.
+    Refuse observation spaces whose observations are neither arrays nor flat dictionaries of arrays.
 
-    :param space: an observation space
-    :raises ValueError: unless it is one whose observations are arrays, or a flat Dict of these
+    :raises ValueError: unless it is a Box, Discrete, MultiDiscrete or MultiBinary space or a flat Dict of these
     """
     kinds = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     subs = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
@@ -76,11 +75,10 @@ def check_observations(observations: np.ndarray | dict[str, np.ndarray], space: 
     :param whose: whose space it is, for the message
     :raises ValueError: naming the difference
     """
-    if isinstance(observations, dict) or isinstance(space, spaces.Dict):
-        given = sorted(observations) if isinstance(observations, dict) else "one array"
-        wanted = sorted(space.spaces) if isinstance(space, spaces.Dict) else "one array"
-        if given != wanted:
-            raise ValueError(f"observations are {given}, {whose} wants {wanted}")
+    given = sorted(observations) if isinstance(observations, dict) else "one array"
+    wanted = sorted(space.spaces) if isinstance(space, spaces.Dict) else "one array"
+    if given != wanted:
+        raise ValueError(f"observations are {given}, {whose} wants {wanted}")
     for key, sub in entries(space).items():
         array = entries(observations)[key]
         name = _label("observations", key)
@@ -109,21 +107,30 @@ def _check_members(name: str, array: np.ndarray, space: spaces.Space[Any], whose
         block = array[rows]
         wrong = (block < low) | (block >= high) | (block != np.floor(block))
         if wrong.any():
-            row = int(np.flatnonzero(wrong.reshape(len(block), -1).any(axis=1))[0])
+            row = _first_row(wrong)
             if kind == "one of":
                 bounds = zip(np.ravel(low).tolist(), np.ravel(high).tolist(), strict=True)
                 kind += " " + " and ".join(f"{least}, ..., {end - 1}" for least, end in bounds)
             raise ValueError(f"{name} must be {kind} ({whose} {space}), got {block[row]} in row {rows.start + row}")
 
 
-def checked(parts: Parts, in_place: bool = True) -> Parts:
+def checked(
+    parts: Parts,
+    observation_space: spaces.Space[Any] | None = None,
+    action_space: spaces.Space[Any] | None = None,
+    in_place: bool = True,
+) -> Parts:
     """
     Validate the values of a dataset, fill in its spaces where unknown, clip actions that are out of bounds by rounding.
 
     :param parts: the arrays
+    :param observation_space: replaces the space of ``parts``
+    :param action_space: replaces the space of ``parts``
     :param in_place: whether ``parts.actions`` may be written to
     :return: the same object
     """
+    parts.observation_space = parts.observation_space if observation_space is None else observation_space
+    parts.action_space = parts.action_space if action_space is None else action_space
     _check_layout(parts)
     parts.observation_space = _check_observation_arrays(parts)
     actions = parts.actions
@@ -162,8 +169,13 @@ def _check_layout(parts: Parts) -> None:
             raise ValueError(f"{name} has {len(array)} rows, but {n_ends} rows end a trajectory")
 
 
+def _first_row(marked: np.ndarray) -> int:
+    """Number the first row with a True value."""
+    return int(np.flatnonzero(marked.reshape(len(marked), -1).any(axis=1))[0])
+
+
 def _label(name: str, key: str) -> str:
-    """How messages call one of several arrays of observations."""
+    """Name an array of observations, which may be an entry of a dictionary, for messages."""
     return f"{name}[{key!r}]" if key else name
 
 
@@ -178,9 +190,7 @@ def _check_array(name: str, array: np.ndarray, n_rows: int) -> None:
         expected = "bool" if is_flag else "float32 or integers" if is_observation else "float32"
         raise ValueError(f"{name} must be stored as {expected}, got {array.dtype}")
     if len(array) != n_rows:
-        raise ValueError(
-            f"{name} has {len(array)} rows but observations has {n_rows}: every array needs one row per transition"
-        )
+        raise ValueError(f"{name} has {len(array)} rows but observations has {n_rows}: every array needs a row per transition")
     if math.prod(array.shape[1:]) == 0:
         raise ValueError(f"{name} have shape {array.shape[1:]} per row: a row holds no value")
     if (is_flag or name == "rewards") and array.ndim != 1:
@@ -190,18 +200,16 @@ def _check_array(name: str, array: np.ndarray, n_rows: int) -> None:
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
-    """NaN and infinities are refused."""
+    """Refuse NaN and infinities."""
     count, first_row = 0, -1
     for rows in row_slices(array) if array.dtype.kind == "f" else ():
         bad = ~np.isfinite(array[rows])
         if bad.any():
             if count == 0:
-                first_row = rows.start + int(np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))[0])
+                first_row = rows.start + _first_row(bad)
             count += int(bad.sum())
     if count:
-        raise ValueError(
-            f"{name} must be finite, {count} values are NaN or infinite (as float32), the first in row {first_row}"
-        )
+        raise ValueError(f"{name} must be finite, {count} values are NaN or infinite (as float32), first in row {first_row}")
 
 
 def _check_observation_arrays(parts: Parts) -> spaces.Space[Any]:
@@ -240,7 +248,7 @@ def _infer_action_space(actions: np.ndarray) -> spaces.Box:
     for rows in row_slices(actions):
         beyond = np.abs(actions[rows]) > 1.0
         if beyond.any():
-            row = rows.start + int(np.flatnonzero(beyond.reshape(len(beyond), -1).any(axis=1))[0])
+            row = rows.start + _first_row(beyond)
             raise ValueError(
                 f"action_space is needed: actions are not all in [-1, 1] (row {row} is {actions[row]}), so their bounds are "
                 "unknown; pass action_space=gymnasium.spaces.Box(low, high) as the environment has it"

@@ -13,7 +13,7 @@ def fit_vec_normalize(vec_normalize: VecNormalize, parts: Parts, source: str) ->
 
     :param vec_normalize: the wrapper, changed in place
     :param parts: of the dataset
-    :param source: where the data come from, for messages
+    :param source: names the data in messages
     :raises ValueError: if the dataset's observations have other keys or shapes
     """
     if vec_normalize.norm_obs:
@@ -22,9 +22,7 @@ def fit_vec_normalize(vec_normalize: VecNormalize, parts: Parts, source: str) ->
         for key, old in entries(vec_normalize.obs_rms).items():
             if key not in arrays or arrays[key].shape[1:] != old.mean.shape:
                 shapes = {name: array.shape[1:] for name, array in arrays.items()}
-                raise ValueError(
-                    f"VecNormalize normalises observations {key} of shape {old.mean.shape}, {source} has {shapes}"
-                )
+                raise ValueError(f"VecNormalize expects observations {key} of shape {old.mean.shape}, {source} has {shapes}")
             fitted[key] = RunningMeanStd(epsilon=0.0, shape=old.mean.shape)
             for rows in row_slices(arrays[key]):
                 fitted[key].update(arrays[key][rows].astype(np.float64))

@@ -1,4 +1,4 @@
-"""Windows in tensors: where they are drawn and what shapes they have."""
+"""Windows in tensors: drawing their places, and their shapes."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -33,20 +33,16 @@ class Starts(NamedTuple):
     def draw(self, n: int, sampling: Sampling, generator: th.Generator | None) -> Windows:
         """Draw n windows, by ``sampling`` as ``TrajectoryReplayBuffer`` has it and as the selection was made."""
         device = self.rows.device
-        if sampling == "transition":
-            return self.by_start(th.randint(self.total, (n,), generator=generator, device=device))
-        if n < self.total:
+        if sampling == "trajectory" and n < self.total:
             index = distinct(self.total, n, generator, device)
         else:
             index = th.randint(self.total, (n,), generator=generator, device=device)
+        if sampling == "transition":
+            return self.by_start(index)
         return self.by_trajectory(index, th.rand(n, generator=generator, device=device, dtype=th.float64))
 
     def by_start(self, number: th.Tensor) -> Windows:
-        """
-        Find windows by their starts.
-
-        :param number: of each window's start among all starts, below ``total``
-        """
+        """Find windows by the number of each window's start among all starts, below ``total``."""
         number = self._with_gaps(number)
         index = th.searchsorted(self.starts_before[1:], number, right=True)
         first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
@@ -72,9 +68,8 @@ class TableTensors:
     """
     A table's arrays in tensors.
 
-    :param table: the table
-    :param device: where the tensors reside
-    :param share: use the arrays' own memory (a CPU's)
+    :param device: of the tensors
+    :param share: whether the tensors use the arrays' own memory (a CPU's)
     """
 
     def __init__(self, table: TrajectoryTable, device: th.device, share: bool) -> None:
@@ -82,7 +77,7 @@ class TableTensors:
         self._rows = self._starts_before = th.empty(0)
 
     def follow(self) -> None:
-        """Copy what the table's last update changed."""
+        """Copy the rows that the table's last update changed."""
         rows, starts_before = th.from_numpy(self._table.rows), th.from_numpy(self._table.starts_before)
         if self._share:
             self._rows, self._starts_before = rows, starts_before
@@ -108,26 +103,25 @@ def distinct(n_numbers: int, n: int, generator: th.Generator | None, device: th.
     """
     Draw different numbers, every choice and order of them with the same probability.
 
-    The result is the beginning of a shuffle (Fisher and Yates): step i swaps what lies in place i with what lies in a place
+    The result is the beginning of a shuffle (Fisher and Yates): step i swaps the number in place i with the number in a place
     drawn from i, ..., n_numbers - 1. Few of the places are ever touched, so the swaps are followed backwards instead: without
     the array, without a loop over the steps and without waiting for the device.
 
     :param n_numbers: draw from 0, ..., n_numbers - 1
-    :param n: how many, at most n_numbers
-    :return: shape ``(n,)``
+    :param n: size of the result, at most n_numbers
     """
     if n_numbers <= SHUFFLED_AS_A_WHOLE * n:
         return th.randperm(n_numbers, generator=generator, device=device)[:n]
     step = th.arange(n, device=device)
     place = step + (th.rand(n, generator=generator, device=device, dtype=th.float64) * (n_numbers - step)).long()
-    # of each step's two places: which earlier step swapped with that place last
+    # for each step's two places: the earlier step that swapped with that place last
     swaps = (place * n + step).sort().values
     places, now = th.cat([place, step]), step.repeat(2)
     latest = swaps.index_select(0, (th.searchsorted(swaps, places * n + now) - 1).clamp(min=0)) - places * n
     swapped = (latest >= 0) & (latest < now)
     latest = th.where(swapped, latest, now)
     drawn_from, origin = latest[:n], latest[n:]
-    # what lay in place i before step i had come from place origin[i], and so on to a place that was untouched
+    # the number in place i before step i had come from place origin[i], and so on to a place that was untouched
     for _ in range((n - 1).bit_length()):
         origin = origin.index_select(0, origin)
     return th.where(swapped[:n], origin.index_select(0, drawn_from), place)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -15,30 +15,18 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from sb3_flow.envs.envpool_spaces import leaves, plain_action_space, plain_space
 
-# arguments that the adapter decides itself: one row for each environment, in order, and no pictures
+# arguments that this class sets itself: a row for each environment, in order, and no pictures
 RESERVED = ("env_type", "env_seed", "batch_size", "max_num_players", "gym_reset_return_info", "render_mode", "render_env_id")
 # EnvPool's seeds are C++ integers
 SEEDS = 2**31
 
 
-def _package() -> Any:
-    """
-    :return: the package envpool
-    :raises ImportError: if it is not installed
-    """
+def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str, Any]) -> Callable[..., Any]:
+    """Check the arguments of a pool, and return the function that makes the pool, by default with this seed."""
     try:
         import envpool
     except ImportError as error:
         raise ImportError(f"EnvPoolVecEnv needs the package envpool: pip install 'sb3-flow[envpool]' ({error})") from error
-    return envpool
-
-
-def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str, Any]) -> Callable[..., Any]:
-    """
-    :return: a function that makes the pool, by default with this seed
-    :raises ValueError: for a pool that cannot be made
-    """
-    envpool = _package()
     num_envs = 1 if num_envs is None else num_envs
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ValueError(f"`num_envs` must be an integer of at least 1, but {num_envs!r} was given.")
@@ -56,8 +44,8 @@ def _maker(task: str, num_envs: int | None, seed: int | None, options: dict[str,
 
 class EnvPoolVecEnv(VecEnv):
     """
-    `EnvPool <https://github.com/sail-sg/envpool>`_, environments stepped by threads in C++, behind SB3's ``VecEnv``. Needs
-    ``pip install 'sb3-flow[envpool]'``::
+    The environments of `EnvPool <https://github.com/sail-sg/envpool>`_, stepped by threads in C++, behind SB3's ``VecEnv``.
+    This class needs ``pip install 'sb3-flow[envpool]'``::
 
         env = VecMonitor(EnvPoolVecEnv("CartPole-v1", num_envs=8, seed=0))
         model = PPO("MlpPolicy", env)
@@ -66,17 +54,18 @@ class EnvPoolVecEnv(VecEnv):
     There is no ``Monitor`` around the environments: without ``VecMonitor`` there are no statistics of episodes.
 
     **Ends of episodes.** EnvPool by itself returns the last observation of an episode, and spends the next step, whose action
-    it ignores, on the reset. SB3 expects the first observation of the next episode at once and the last one in ``infos``. So
-    environments that are done make that step here, alone and at once: the episodes are the same, and no action is lost.
+    it ignores, on the reset. SB3 expects the first observation of the next episode at once, and the last observation in
+    ``infos``. So environments that are done make that step here, alone and at once: the episodes are the same, and no action
+    is lost.
 
     **Episodes that terminate at the very step of the time limit** are called truncated by EnvPool, and there is nothing to
-    tell them from others: their value is bootstrapped.
+    tell them from other truncated episodes: their value is bootstrapped.
 
     **Spaces.** Observations in nested dictionaries become flat, with keys like ``"grid/walls"``; scalars get a dimension;
     integers count from zero; arrays of integer actions are ``MultiDiscrete``.
 
     **Seeds** are fixed when a pool is made. ``seed`` (and so ``PPO(seed=...)``) therefore has the next ``reset`` make another
-    one, which is not possible for a pool that was given.
+    pool, which is not possible if a pool was given.
 
     **Missing**: rendering, attributes, methods and wrappers of single environments, options of resets, pools with a
     ``batch_size`` of their own, tasks with several players. Infos have EnvPool's entries, without the ids of environments.
@@ -86,7 +75,7 @@ class EnvPoolVecEnv(VecEnv):
     :param seed: of the first environment; the others count on. By default taken from NumPy's global generator
     :param options: of ``envpool.make``, e.g. ``num_threads`` or ``max_episode_steps``
     :raises ImportError: if envpool is not installed
-    :raises ValueError: if there is no such task, or it does not fit
+    :raises ValueError: if there is no such task, or the task or an argument does not fit
     """
 
     def __init__(self, task: Any, num_envs: int | None = None, seed: int | None = None, **options: Any):
@@ -102,16 +91,13 @@ class EnvPoolVecEnv(VecEnv):
                     f"{type(task).__name__} was given."
                 )
             if seed is not None or options or num_envs not in (None, len(pool)):
-                raise ValueError(
-                    "`num_envs`, `seed` and options belong to the pool that was given as `task`, and cannot be chosen here."
-                )
+                raise ValueError("`num_envs`, `seed` and options belong to the pool `task`, and cannot be chosen here.")
         if pool.config["max_num_players"] > 1:
-            raise ValueError("`task` must be for one player, but this one is for several.")
+            raise ValueError("`task` must be for one player, but this task is for several.")
         if pool.is_async:
             raise ValueError("`batch_size` of the pool must be its number of environments: SB3 steps all of them at once.")
         self._pool: Any = pool
-        self._stepping = False  # actions are sent, and not answered yet
-        self._started = False
+        self._started = self._stepping = False  # stepping: actions are sent, and not answered yet
         raw = pool.observation_space
         self._observed = [("/".join(path), path, leaf, plain_space(leaf)) for path, leaf in leaves(raw)]
         nested = isinstance(raw, (spaces.Dict, dict))
@@ -122,17 +108,13 @@ class EnvPoolVecEnv(VecEnv):
 
     @property
     def pool(self) -> Any:
-        """
-        EnvPool's object.
-
-        :raises RuntimeError: if it is closed
-        """
+        """Give EnvPool's object; a RuntimeError says that it is closed."""
         if self._pool is None:
             raise RuntimeError("EnvPoolVecEnv is closed.")
         return self._pool
 
     def _observation(self, raw: Any) -> Any:
-        """:return: EnvPool's observation, in our space"""
+        """Bring EnvPool's observation into the space of this object."""
         found = {}
         for name, path, leaf, space in self._observed:
             value = reduce(getitem, path, raw)
@@ -142,17 +124,13 @@ class EnvPoolVecEnv(VecEnv):
         return found if isinstance(self.observation_space, spaces.Dict) else found[""]
 
     def _infos(self, info: dict[str, Any]) -> list[dict[str, Any]]:
-        """:return: EnvPool's arrays, environment by environment"""
+        """Turn EnvPool's arrays into a dictionary for each environment."""
         columns = {"/".join(path): reduce(getitem, path, info) for path, _ in leaves(info)}
         names = [name for name in columns if name not in ("env_id", "players/env_id")]
         return [dict(zip(names, row, strict=True)) for row in zip(*map(columns.__getitem__, names), strict=True)]
 
     def reset(self) -> VecEnvObs:
-        """
-        Begin an episode in each environment. Seeds given before are used now.
-
-        :return: observations
-        """
+        """Begin an episode in each environment, with the seeds that were given before, and return observations."""
         pool = self.pool
         if self._stepping:
             pool.recv()
@@ -168,25 +146,17 @@ class EnvPoolVecEnv(VecEnv):
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """
-        See ``VecEnv.seed``.
+        Seed the environments at the next reset, see ``VecEnv.seed``.
 
-        :param seed: of the first environment at the next reset
-        :return: the seeds of the environments
+        :param seed: of the first environment
         """
         if self._make is None:
-            warnings.warn(
-                "The seeds of a pool are fixed: give them to `envpool.make`, or give EnvPoolVecEnv the name of the task."
-            )
+            warnings.warn("The seeds of a pool are fixed: give them to `envpool.make`, or give EnvPoolVecEnv the task's name.")
             return [None] * self.num_envs
         return super().seed(seed)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """
-        See ``VecEnv.set_options``.
-
-        :param options: must be empty
-        :raises NotImplementedError: if they are not
-        """
+        """Refuse options of resets, which EnvPool does not have, with a NotImplementedError; see ``VecEnv.set_options``."""
         if any(options) if isinstance(options, list) else options:
             raise NotImplementedError("EnvPool has no options of resets; give EnvPoolVecEnv the options of `envpool.make`.")
 
@@ -194,11 +164,11 @@ class EnvPoolVecEnv(VecEnv):
         """
         Begin a step. The threads of the pool go on while Python does other things.
 
-        :param actions: one for each environment
+        :param actions: of shape ``(n_envs, ...)``
         """
         pool = self.pool
         if not self._started or self._stepping:
-            raise RuntimeError("`reset` comes before the first step, and `step_wait` before the next one.")
+            raise RuntimeError("`reset` comes before the first step, and `step_wait` before the next step.")
         actions, space = np.asarray(actions), self.action_space
         # EnvPool ends the process if there are too few, and does not look at their values
         if actions.shape != (self.num_envs, *space.shape):  # type: ignore[misc]
@@ -213,11 +183,7 @@ class EnvPoolVecEnv(VecEnv):
         self._stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
-        """
-        Finish the step, and reset the environments whose episodes have ended.
-
-        :return: observations, rewards, dones and infos
-        """
+        """Finish the step, and reset the environments whose episodes have ended; see ``VecEnv.step_wait``."""
         pool = self.pool
         if not self._stepping:
             raise RuntimeError("`step_wait` comes after `step_async`.")
@@ -253,69 +219,34 @@ class EnvPoolVecEnv(VecEnv):
             pool.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """
-        Refuse, since EnvPool does not render.
-
-        :raises NotImplementedError: always
-        """
+        """Raise NotImplementedError, since EnvPool does not render."""
         raise NotImplementedError("EnvPoolVecEnv does not render; make the environment with `gymnasium.make` for pictures.")
 
     def render(self, mode: str | None = None) -> np.ndarray | None:
-        """
-        Refuse, since EnvPool does not render.
-
-        :param mode: not used
-        :raises NotImplementedError: always
-        """
+        """Raise NotImplementedError, since EnvPool does not render."""
         self.get_images()
         return None
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """
-        Read an attribute of the pool: the environments, in C++, have none that Python sees.
+        Read an attribute of the pool, once for each environment: the environments, in C++, have no attributes for Python.
 
-        :param attr_name: name of the attribute
-        :param indices: of environments
-        :return: the same for each of them
-        :raises AttributeError: if the pool does not have it
+        :raises AttributeError: if the pool does not have the attribute
         """
         if not hasattr(self.pool, attr_name):
             raise AttributeError(f"EnvPool's environments have no attribute {attr_name!r} that Python can read.")
         return [getattr(self.pool, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """
-        Refuse, since EnvPool's environments have no attributes for Python.
-
-        :param attr_name: name of the attribute
-        :param value: not used
-        :param indices: not used
-        :raises NotImplementedError: always
-        """
+        """Raise NotImplementedError, since EnvPool's environments have no attributes for Python."""
         raise NotImplementedError(f"`{attr_name}` cannot be set: EnvPool's environments take options only when they are made.")
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
-        """
-        Refuse, since EnvPool's environments have no methods for Python.
-
-        :param method_name: name of the method
-        :param method_args: not used
-        :param indices: not used
-        :param method_kwargs: not used
-        :raises NotImplementedError: always
-        """
+    def env_method(self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError, since EnvPool's environments have no methods for Python."""
         raise NotImplementedError(f"`{method_name}` cannot be called: EnvPool's environments have no methods for Python.")
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """
-        See ``VecEnv.env_is_wrapped``.
-
-        :param wrapper_class: a wrapper
-        :param indices: of environments
-        :return: False for each environment
-        """
+        """Say that no environment is wrapped; see ``VecEnv.env_is_wrapped``."""
         return [False for _ in self._get_indices(indices)]

@@ -9,11 +9,10 @@ from gymnasium import spaces
 
 def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
     """
-    Walk through nested dictionaries.
+    Walk through nested dictionaries: yield the keys that lead to each entry, and the entry.
 
     :param space: of EnvPool, or a dictionary of anything
-    :param path: keys that lead to it
-    :return: keys that lead to each entry, and the entry
+    :param path: keys that lead to ``space``
     """
     if isinstance(space, (spaces.Dict, dict)):
         for key, inner in space.items():
@@ -23,18 +22,13 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def plain_space(space: Any) -> Any:
-    """
-    Translate a space to the form that SB3 can use: counted from zero, and with at least one dimension.
-
-    :param space: of EnvPool
-    :return: the space
-    """
+    """Translate a space of EnvPool to the form that SB3 can use: counted from zero, and with at least one dimension."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.Box):
         low, high = np.atleast_1d(space.low), np.atleast_1d(space.high)
         if np.issubdtype(space.dtype, np.floating):
-            # C++'s numeric limits, of which the lower one is the least positive number, mean that there is no bound
+            # C++'s numeric limits, the lower of which is the least positive number, mean that there is no bound
             limits = np.finfo(space.dtype)
             low = np.where((low == limits.tiny) | (low == limits.min), -np.inf, low).astype(space.dtype)
             high = np.where(high == limits.max, np.inf, high).astype(space.dtype)
@@ -44,9 +38,8 @@ def plain_space(space: Any) -> Any:
 
 def plain_action_space(space: Any) -> tuple[spaces.Space[Any], Any]:
     """
-    Translate a space of actions to the form that SB3 can use.
+    Translate a space of actions of EnvPool to the form that SB3 can use.
 
-    :param space: of EnvPool
     :return: the space, and the numbers that are added to its integers
     :raises ValueError: if SB3 has no such space
     """

@@ -1,12 +1,12 @@
 """
-Gymnasium ids of OGBench's single tasks, named as their datasets: one name for the environment and, after "ogbench:", its data.
+Gymnasium ids of OGBench's single tasks. An environment has the name of its dataset, which stands after "ogbench:" there.
 
     env = gymnasium.make("sb3_flow.envs:cube-double-play-singletask-task2-v0")
     dataset = OfflineDataset.load("ogbench:cube-double-play-singletask-task2-v0")
 
 OGBench itself registers environments without the kind of data in their names ("cube-double-singletask-task2-v0") once it is
-imported. Importing ``sb3_flow.envs`` registers the names, and the prefix ``sb3_flow.envs:`` has Gymnasium import it: without
-either, ``gymnasium.make`` knows no such environment. Making an environment imports OGBench.
+imported. Importing ``sb3_flow.envs`` registers the names here, and the prefix ``sb3_flow.envs:`` has Gymnasium import it.
+Making an environment imports OGBench.
 """
 
 import importlib
@@ -42,9 +42,7 @@ def make_single_task(name: str, **kwargs: Any) -> gym.Env[Any, Any]:
     try:
         importlib.import_module("ogbench")  # registers the environments
     except ImportError as error:
-        raise ImportError(
-            f"the environment {name} needs the package ogbench: pip install 'sb3-flow[ogbench]' ({error})"
-        ) from error
+        raise ImportError(f"{name} needs the package ogbench: pip install 'sb3-flow[ogbench]' ({error})") from error
     task = single_task(name)
     env = SuccessInfo(gym.make(task.env_id, **kwargs))
     return SparseReward(env) if task.sparse else env

@@ -16,13 +16,13 @@ TASKS = {"can-mh-low_dim": ("can", 300), "square-mh-low_dim": ("square", 400)}  
 
 class RobomimicTask(gym.Env[np.ndarray, np.ndarray]):
     """
-    The environment that a dataset of RoboMimic was recorded in: observations as ``OfflineDataset.load("robomimic:...")`` has
-    them, reward -1 until the task is solved, which ends the episode.
+    The environment of a dataset of RoboMimic: observations as ``OfflineDataset.load("robomimic:...")`` has them, reward -1
+    until the task is solved, which ends the episode.
 
-    robomimic and robosuite are no part of any extra here, since they pin old versions of other packages. This follows the
+    robomimic and robosuite belong to no extra of sb3-flow, since they pin old versions of other packages. This follows the
     interface of robomimic 0.3 to 0.5 and is tested with a stand-in for them.
 
-    :param file: the dataset; robosuite's settings are in it
+    :param file: the dataset, which contains robosuite's settings
     :param render_mode: "rgb_array" or None
     :raises ImportError: without robomimic
     :raises FileNotFoundError: without the file
@@ -32,9 +32,8 @@ class RobomimicTask(gym.Env[np.ndarray, np.ndarray]):
 
     def __init__(self, file: str, render_mode: Literal["rgb_array"] | None = None) -> None:
         try:
-            env_utils, obs_utils, h5py = map(
-                importlib.import_module, ("robomimic.utils.env_utils", "robomimic.utils.obs_utils", "h5py")
-            )
+            packages = ("robomimic.utils.env_utils", "robomimic.utils.obs_utils", "h5py")
+            env_utils, obs_utils, h5py = map(importlib.import_module, packages)
         except ImportError as error:
             raise ImportError(
                 "RoboMimic's tasks need the packages robomimic, robosuite and h5py: pip install robomimic robosuite h5py "

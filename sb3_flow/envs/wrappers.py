@@ -8,7 +8,7 @@ import numpy as np
 
 class SuccessInfo(gym.Wrapper[Any, Any, Any, Any]):
     """
-    Report success where SB3 looks for it: ``info["is_success"]`` from an environment's own ``info["success"]``
+    Reports success where SB3 looks for it: ``info["is_success"]`` from an environment's own ``info["success"]``
     (OGBench and other manipulation suites), so that ``rollout/success_rate`` and ``eval/success_rate`` are logged.
 
     :param env: environment that puts ``success`` into its infos
@@ -22,7 +22,7 @@ class SuccessInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 class SparseReward(gym.RewardWrapper[Any, Any]):
     """
-    Rewards of -1 until the task is solved, instead of minus the number of unsolved parts.
+    Gives rewards of -1 until the task is solved, instead of minus the number of unsolved parts.
     ``OfflineDataset.sparse_rewards`` does the same with data.
 
     :param env: environment whose reward is 0 where the task is solved and negative elsewhere

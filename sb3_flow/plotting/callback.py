@@ -10,7 +10,8 @@ from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_flow.common.checks import check_minimum
-from sb3_flow.plotting.figures import new_figure
+from sb3_flow.data.columns import map_arrays
+from sb3_flow.plotting.figures import finish, new_figure
 from sb3_flow.plotting.flows import Observation, action_flow, flow_values
 from sb3_flow.plotting.ratio_histogram import importance_ratios
 
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 
 class FlowVisualisationCallback(BaseCallback):
     """
-    Draw pictures during training, in TensorBoard (tab "Images") and as PNG files. Training itself is not changed by them.
+    Draws pictures during training, in TensorBoard (tab "Images") and as PNG files. They do not change the training itself.
 
-    - RQL and FMQ, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of one observation
+    - RQL and FMQ, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of an observation
     - PPO, GRPO and the others: ``pictures/importance_ratios`` of a rollout, after the update that learned from it
 
     :param plot_freq: draw every ``plot_freq`` calls: gradient steps offline, steps of the (vectorised) environment online
-    :param observation: to draw the flow in, as the environment gives it (not normalised); by default the first one of the
-        dataset, or of training if there is none
+    :param observation: whose flow is drawn, as the environment gives it (not normalised); by default the first observation of
+        the dataset, or of training if there is no dataset
     :param dimensions: components of the action, see :func:`~sb3_flow.plotting.flows.action_flow`
     :param save_path: folder for PNG files, whose names begin with the algorithm's; without it pictures go to TensorBoard alone
-    :param verbose: Verbosity level: 0 for no output, 1 for the names of the files
+    :param verbose: 1 prints the names of the files, 0 prints nothing
     """
 
     def __init__(
@@ -44,10 +45,7 @@ class FlowVisualisationCallback(BaseCallback):
         super().__init__(verbose)
         check_minimum(1, plot_freq=plot_freq)
         new_figure(1, 1)  # a missing matplotlib is noticed now, not after hours
-        self.plot_freq = plot_freq
-        self.observation = observation
-        self.dimensions = dimensions
-        self.save_path = save_path
+        self.plot_freq, self.observation, self.dimensions, self.save_path = plot_freq, observation, dimensions, save_path
         self._due = False
         self._learned_from: tuple[Any, int] | None = None
 
@@ -77,22 +75,17 @@ class FlowVisualisationCallback(BaseCallback):
                 self._draw_flow()
         return True
 
-    # ------------------------------------------------------------- importance ratios
-
     def _on_rollout_end(self) -> None:
         if self._due:
             self._due = False
-            # its arrays are not written to again: the next rollout gets new ones
+            # its arrays are not written to again: the next rollout gets new arrays
             model: Any = self.model
             self._learned_from = copy.copy(model.rollout_buffer), self.num_timesteps
 
-    def _on_rollout_start(self) -> None:
-        self._draw_ratios()
-
     def _on_training_end(self) -> None:
-        self._draw_ratios()
+        self._on_rollout_start()
 
-    def _draw_ratios(self) -> None:
+    def _on_rollout_start(self) -> None:
         if self._learned_from is None:
             return
         model: Any = self.model
@@ -104,8 +97,6 @@ class FlowVisualisationCallback(BaseCallback):
             model.rollout_buffer = present
         self._put("importance_ratios", figure, steps, "online")
 
-    # ------------------------------------------------------------------------- flows
-
     def _draw_flow(self) -> None:
         model: Any = self.model
         phase, unit = ("offline", "gradient") if model.is_offline else ("online", "environment")
@@ -115,29 +106,24 @@ class FlowVisualisationCallback(BaseCallback):
         self._put("flow_values", flow_values(model, observation, title=title), self.num_timesteps, phase)
 
     def _observation(self) -> Observation:
-        """:return: the one to draw, normalised by the present statistics"""
+        """Give the observation to draw, normalised by the present statistics."""
         model: Any = self.model
         normalizer = model.get_vec_normalize_env()
         if self.observation is None:
-            buffer = model.replay_buffer
-            dataset = getattr(buffer, "offline_dataset", None)
+            dataset = getattr(model.replay_buffer, "offline_dataset", None)
             if dataset is not None:
                 batch = dataset.observations
             else:
                 batch = model._last_obs if normalizer is None else normalizer.get_original_obs()
-            if isinstance(batch, dict):
-                self.observation = {key: np.array(part[0]) for key, part in batch.items()}
-            else:
-                self.observation = np.array(batch[0])
+            self.observation = map_arrays(lambda part: np.array(part[0]), batch)
         return self.observation if normalizer is None else normalizer.normalize_obs(self.observation)
 
     def _put(self, name: str, figure: "Figure", step: int, phase: str) -> None:
         if self.save_path is not None:
             file = Path(self.save_path) / f"{type(self.model).__name__}_{name}_{phase}_{step}_steps.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(file, dpi=150)
+            finish(figure, file)
             if self.verbose >= 1:
                 print(f"Saving picture to {file}")
         for board in self._boards:
-            # not through `logger.record`: a picture belongs to its own step, not to the one of the next log line
+            # not through `logger.record`: a picture belongs to its own step, not to the step of the next log line
             board.write({f"pictures/{name}": LoggedFigure(figure, close=True)}, {f"pictures/{name}": ()}, step)

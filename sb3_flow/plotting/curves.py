@@ -30,17 +30,17 @@ def learning_curves(
 ) -> "Figure":
     """
     Draw learning curves with 95 % bands. Several runs of a curve (seeds) are summed up by their interquartile mean and its
-    bootstrap interval over the runs; of a single run the band belongs to the mean over the episodes of a point.
+    bootstrap interval over the runs; with a single run the band belongs to the mean over the episodes of a point.
 
     A run's folder holds the files that SB3 and the zoo write: ``evaluations.npz`` of an ``EvalCallback`` or the
-    ``*monitor.csv`` of ``Monitor``. Where one ``EvalCallback`` evaluated an offline phase and the online phase after it, the
+    ``*monitor.csv`` of ``Monitor``. Where an ``EvalCallback`` evaluated an offline phase and the online phase after it, the
     online phase is drawn behind the offline phase. The dataset's own mean return is a horizontal line with its 95 % interval
     as a band.
 
-    :param runs: a folder; several folders, the seeds of one curve; or either by name for several curves
+    :param runs: a folder; several folders, the seeds of a single curve; or either by name for several curves
     :param quantity: ``"return"``, ``"success"`` or ``"length"`` of episodes
     :param source: ``"evaluations"``, ``"monitor"``, or ``"auto"``: evaluations if all folders have them
-    :param window: training episodes that a point of a ``"monitor"`` curve is the mean of (fewer, if the runs are short)
+    :param window: training episodes over which a point of a ``"monitor"`` curve is the mean (fewer, if the runs are short)
     :param title: of the figure
     :param path: save it there, too
     :return: the figure
@@ -55,8 +55,7 @@ def learning_curves(
     folders = {name: [seeds] if isinstance(seeds, str | Path) else list(seeds) for name, seeds in groups.items()}
     curves, source, window = read_runs(folders, quantity, source, window)
 
-    axis = figure.add_subplot()
-    plain(axis)
+    axis = plain(figure.add_subplot())
     for i, (name, seeds) in enumerate(curves.items()):
         steps, estimates = _summary(seeds)
         count = f"{len(seeds)} runs"
@@ -67,21 +66,19 @@ def learning_curves(
         axis.plot(steps, middle, color=colour, linestyle=style, marker=marker, ms=4, label=label)
         axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     every = [run for seeds in curves.values() for run in seeds]
-    known = _draw_behaviour(axis, curves) if quantity == "return" else False
+    known = quantity == "return" and _draw_behaviour(axis, curves)
     _label_steps(axis, every)
     axis.set_ylabel(LABELS[quantity])
     if quantity == "success":
         axis.set_ylim(-0.03, 1.03)
     if title:
         axis.set_title(title)
-    if known or any(label for label in curves) or len(curves) > 1:
+    if known or any(curves) or len(curves) > 1:
         axis.legend(frameon=False)
     several = any(len(seeds) > 1 for seeds in curves.values())
-    episodes = (
-        f"a point is the mean of {window} training episodes"
-        if source == "monitor"
-        else f"{every[0].episodes.shape[1]} episodes a point"
-    )
+    episodes = f"{every[0].episodes.shape[1]} episodes a point"
+    if source == "monitor":
+        episodes = f"a point is the mean of {window} training episodes"
     episodes += "; dataset: mean and normal 95 % interval" if known else ""
     how = "interquartile mean over runs" if several else "mean over episodes"
     figure.supxlabel(f"{how}, band: 95 % bootstrap interval; {episodes}", fontsize=8, color=GRAY)
@@ -89,7 +86,7 @@ def learning_curves(
 
 
 def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
-    """:return: whether the return of a dataset is known; each is drawn once"""
+    """Draw each known return of a dataset once, and say whether there is any."""
     first: dict[tuple[tuple[float, ...], str], int] = {}  # number of the first curve with it
     for number, seeds in enumerate(curves.values()):
         for run in seeds:
@@ -105,12 +102,12 @@ def _draw_behaviour(axis: Any, curves: Mapping[str, list[Run]]) -> bool:
 
 
 def _summary(runs: list[Run]) -> tuple[np.ndarray, list[Estimate]]:
-    """:return: steps, and the estimate at each"""
+    """Compute the steps of a curve, and the estimate at each step."""
     if len(runs) == 1:
         steps, scores, statistic = runs[0].steps, runs[0].episodes, {"statistic": np.mean}
     else:
         steps = np.unique(np.concatenate([run.steps for run in runs]))
-        # where all runs are: none is continued beyond its end
+        # the steps that all runs cover: no run is continued beyond its end
         steps = steps[(steps >= max(run.steps[0] for run in runs)) & (steps <= min(run.steps[-1] for run in runs))]
         scores = np.stack([np.interp(steps, run.steps, run.episodes.mean(axis=1)) for run in runs], axis=1)
         statistic = {}

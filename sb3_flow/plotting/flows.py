@@ -1,6 +1,4 @@
-"""
-Pictures of flow policies, from noise to action.
-"""
+"""Pictures of flow policies, from noise to action."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +20,12 @@ GRID = 41
 
 class Flow:
     """
-    The flow of a policy in one observation, as arrays. Noise comes from a generator of its own: looking does not disturb
+    The flow of a policy for an observation, as arrays. Noise comes from a generator of its own: looking does not disturb
     training.
 
     :param model: a model with a flow policy (RQL, FMQ), or the policy
-    :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)
-    :param n_samples: starting points n
+    :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
+    :param n_samples: number of starting points n
     :param seed: of the starting points
     """
 
@@ -42,7 +40,7 @@ class Flow:
         tensor, _ = policy.obs_to_tensor(observation)
         size = len(next(iter(tensor.values())) if isinstance(tensor, dict) else tensor)
         if size != 1:
-            raise ValueError(f"`observation` must be a single one, but {size} were given.")
+            raise ValueError(f"`observation` must be a single observation, but {size} were given.")
         noise = th.randn(1, n_samples, policy.actor.chunk_dim, generator=th.Generator().manual_seed(seed)).to(policy.device)
         with th.no_grad():
             times, self._points = policy.flow_path(tensor, noise)
@@ -56,12 +54,7 @@ class Flow:
         policy.set_training_mode(training)
 
     def in_units(self, chunks: th.Tensor) -> np.ndarray:
-        """
-        Translate chunks into the units of the action space.
-
-        :param chunks: in [-1, 1], shape ``(..., A)``
-        :return: in the units of the action space, shape ``(..., h, components)``
-        """
+        """Translate chunks in [-1, 1] of shape ``(..., A)`` into the action space's units, shape ``(..., h, components)``."""
         shape = self.policy.action_space.shape
         assert shape is not None
         actions = chunks.cpu().numpy().reshape(*chunks.shape[:-1], self.policy.horizon_length, *shape)
@@ -69,11 +62,7 @@ class Flow:
         return unscaled.reshape(*actions.shape[: chunks.dim()], -1)
 
     def background(self) -> tuple[np.ndarray, np.ndarray]:
-        """
-        Compute values on a grid of actions.
-
-        :return: values of the actions of a two-dimensional chunk on a grid over their bounds, and its axes in [-1, 1]
-        """
+        """Compute the values of two-dimensional chunks on a grid over their bounds, and the axis of the grid in [-1, 1]."""
         side = th.linspace(-1, 1, GRID, device=self.policy.device)
         actions = th.stack(th.meshgrid(side, side, indexing="xy"), dim=-1).view(1, 1, -1, 2)
         with th.no_grad():
@@ -92,16 +81,16 @@ def action_flow(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Draw how the flow carries noise to actions in one observation, and how the critics value these actions. The star is the
+    Draw how the flow carries noise to actions for an observation, and how the critics value these actions. The star is the
     action of ``predict(deterministic=True)``. Where an action has just two components and is not part of a chunk, the values
     of all actions are in the background.
 
     :param model: RQL, FMQ, or a policy of theirs
-    :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)
-    :param dimensions: two components of the (flattened) action, or one, which is drawn over flow time; by default the first
-        two, or the only one
-    :param chunk_step: which action of a chunk
-    :param n_samples: how many starting points
+    :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
+    :param dimensions: two components of the (flattened) action, or a single component, which is drawn over flow time; by
+        default the first two, if there are two
+    :param chunk_step: number of the action in its chunk
+    :param n_samples: number of starting points
     :param seed: of the starting points
     :param title: of the figure
     :param path: save it there, too
@@ -121,12 +110,10 @@ def action_flow(
     low, high = space.low.ravel()[list(shown)], space.high.ravel()[list(shown)]
     of_chunk = "" if horizon == 1 else f" (step {chunk_step + 1} of a chunk of {horizon})"
     names = [f"action[{component}]{of_chunk}" for component in shown]
-    left, right = figure.subplots(1, 2)
-    for axis in (left, right):
-        plain(axis)
+    left, right = map(plain, figure.subplots(1, 2))
     if len(shown) == 2:
-        _flow_2d(figure, left, flow.times, points, low, high)
-        _actions_2d(figure, right, flow, points[-1], chosen, low, high, with_background=components * horizon == 2)
+        _flow_2d(left, flow.times, points, low, high)
+        _actions_2d(right, flow, points[-1], chosen, low, high, background=components * horizon == 2)
         for axis in (left, right):
             axis.set(xlabel=names[0], ylabel=names[1])
     else:
@@ -138,7 +125,7 @@ def action_flow(
 
 
 def _colours(name: str) -> Any:
-    """A colour map without its brightest end, which is hard to see on white."""
+    """Make a colour map without its brightest end, which is hard to see on white."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -152,12 +139,11 @@ def _legend_below(axis: Any, columns: int) -> None:
 def _box(axis: Any, low: np.ndarray, high: np.ndarray) -> None:
     from matplotlib.patches import Rectangle
 
-    axis.add_patch(
-        Rectangle((low[0], low[1]), *(high - low), fill=False, edgecolor=GRAY, linewidth=1, linestyle="--", zorder=1)
-    )
+    style: dict[str, Any] = {"fill": False, "edgecolor": GRAY, "linewidth": 1, "linestyle": "--", "zorder": 1}
+    axis.add_patch(Rectangle((low[0], low[1]), *(high - low), **style))
 
 
-def _flow_2d(figure: Any, axis: Any, times: np.ndarray, points: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+def _flow_2d(axis: Any, times: np.ndarray, points: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     from matplotlib.collections import LineCollection
 
     segments = np.stack([points[:-1], points[1:]], axis=2)  # (T - 1, n, 2, 2)
@@ -171,34 +157,25 @@ def _flow_2d(figure: Any, axis: Any, times: np.ndarray, points: np.ndarray, low:
     axis.autoscale_view()
     axis.set_title("from noise to action (bounds dashed)", fontsize=10)
     _legend_below(axis, 2)
-    figure.colorbar(lines, ax=axis, label="flow time (0: noise, 1: action)")
+    axis.figure.colorbar(lines, ax=axis, label="flow time (0: noise, 1: action)")
 
 
 def _actions_2d(
-    figure: Any,
-    axis: Any,
-    flow: Flow,
-    actions: np.ndarray,
-    chosen: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    with_background: bool,
+    axis: Any, flow: Flow, actions: np.ndarray, chosen: np.ndarray, low: np.ndarray, high: np.ndarray, background: bool
 ) -> None:
-    drawn = None
+    drawn, marks = None, {"s": 24, "edgecolors": "white", "linewidths": 0.6}
     if flow.values is not None:
         values = flow.values[:, -1].mean(axis=0)
         limits = {"vmin": float(values.min()), "vmax": float(values.max())}
-        if with_background:
+        if background:
             field, side = flow.background()
             limits = {"vmin": float(field.min()), "vmax": float(field.max())}
             x, y = (bottom + (side + 1) / 2 * (top - bottom) for bottom, top in zip(low, high, strict=True))
             drawn = axis.pcolormesh(x, y, field, cmap=_colours(VALUES), shading="gouraud", **limits)
-        scattered = axis.scatter(
-            *actions.T, c=values, cmap=_colours(VALUES), s=24, edgecolors="white", linewidths=0.6, **limits
-        )
-        figure.colorbar(drawn or scattered, ax=axis, label=f"value (mean of {len(flow.values)} critics)")
+        scattered = axis.scatter(*actions.T, c=values, cmap=_colours(VALUES), **marks, **limits)
+        axis.figure.colorbar(drawn or scattered, ax=axis, label=f"value (mean of {len(flow.values)} critics)")
     else:
-        axis.scatter(*actions.T, color=COLOURS[0], s=24, edgecolors="white", linewidths=0.6)
+        axis.scatter(*actions.T, color=COLOURS[0], **marks)
     axis.scatter(*chosen, marker="*", s=190, color=COLOURS[1], edgecolors="white", zorder=4, label="predicted action")
     _box(axis, low, high)
     margin = 0.05 * (high - low)
@@ -236,13 +213,13 @@ def flow_values(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Draw values over denoising time, along the way from noise to action in one observation: for RQL V(s, x_t, t) of the partial
-    action, for FMQ Q of the action that one jump from x_t leads to. Refining earns no reward and is deterministic, so with a
+    Draw values over denoising time, along the way from noise to action for an observation: for RQL V(s, x_t, t) of the partial
+    action, for FMQ Q of the action that a jump from x_t leads to. Refining earns no reward and is deterministic, so with a
     consistent value function (FMQ: flow map) every line is level; their spread shows how much choosing the noise can gain.
 
     :param model: RQL, FMQ, or a policy of theirs
-    :param observation: a single one, as ``predict`` takes it (normalised, if the model's environment is)
-    :param n_samples: how many starting points
+    :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
+    :param n_samples: number of starting points
     :param seed: of the starting points
     :param title: of the figure
     :param path: save it there, too
@@ -255,18 +232,15 @@ def flow_values(
     flow = Flow(model, observation, n_samples, seed)
     if flow.values is None:
         raise ValueError("`model` has `n_critics=0`, so there are no values to draw.")
-    axis = figure.add_subplot()
-    plain(axis)
+    axis = plain(figure.add_subplot())
     means = flow.values.mean(axis=0)  # (T, n)
     lines = [np.column_stack([flow.times, means[:, i]]) for i in range(means.shape[1])]
     drawn = LineCollection(lines, cmap=_colours(VALUES), array=means[-1], linewidths=0.9, alpha=0.7)
     axis.add_collection(drawn)
     centre, disagreement = means.mean(axis=1), flow.values.std(axis=0).mean(axis=1)
-    label = f"std of the {len(flow.values)} critics"
     if len(flow.values) > 1:
-        axis.fill_between(
-            flow.times, centre - disagreement, centre + disagreement, color=COLOURS[1], alpha=0.15, linewidth=0, label=label
-        )
+        band, label = (centre - disagreement, centre + disagreement), f"std of the {len(flow.values)} critics"
+        axis.fill_between(flow.times, *band, color=COLOURS[1], alpha=0.15, linewidth=0, label=label)
     axis.plot(flow.times, centre, color=COLOURS[1], linewidth=2, label=f"mean of {means.shape[1]} samples")
     axis.autoscale_view()
     axis.set(xlabel="flow time (0: noise, 1: action)", ylabel="value (mean of the critics)", xlim=(0, 1))

@@ -19,9 +19,9 @@ def importance_ratios(
     path: str | Path | None = None,
 ) -> "Figure":
     """
-    Draw a histogram of the importance ratios pi(a|s) / mu(a|s) of the present policy to the one that acted, of a model's last
-    rollout: after an update it shows how far the policy has moved and how much the clipping left behind. For GSPO it shows the
-    ratios of episodes.
+    Draw a histogram of the importance ratios pi(a|s) / mu(a|s) in a model's last rollout. The present policy is pi, mu is the
+    policy that acted: after an update the histogram shows how far the policy has moved and how much the clipping left behind.
+    For GSPO it shows the ratios of episodes.
 
     :param source: a model of ``PPO``, ``MaskablePPO``, ``RecurrentPPO``, ``GRPO``, ``GSPO`` or ``AsyncPPO`` after
         ``learn``, or log-ratios, shape ``(n,)``
@@ -30,21 +30,19 @@ def importance_ratios(
     :param title: of the figure
     :param path: save it there, too
     :return: the figure
-    :raises TypeError: if it is another kind of model
+    :raises TypeError: for other kinds of models
     :raises ValueError: if there are no ratios, or some are not finite
     """
     unit = "action"
     if hasattr(source, "rollout_buffer"):
         if not hasattr(source, "log_importance_ratios"):
-            raise TypeError(
-                f"An on-policy algorithm of sb3_flow was expected as `source`, but a {type(source).__name__} was given."
-            )
+            raise TypeError(f"`source` must be an on-policy algorithm of sb3_flow, but a {type(source).__name__} was given.")
         log_ratios, episodes = source.log_importance_ratios()
         if source.policy_loss in ("gspo", "gspo_token"):
             unit = "episode"
             _, numbers = np.unique(episodes, return_inverse=True)
             log_ratios = np.bincount(numbers, log_ratios) / np.bincount(numbers)
-        # decoupled: clipped is the ratio to another policy
+        # "decoupled" clips the ratio to another policy
         if clip_range is None and source.policy_loss != "decoupled":
             ranges = source._clip_ranges()
             clip_range, clip_range_high = ranges["clip_range"], ranges["clip_range_high"]
@@ -53,8 +51,7 @@ def importance_ratios(
     if not len(log_ratios) or not np.isfinite(log_ratios).all():
         raise ValueError(f"`source` must be a model or finite log-ratios, but {len(log_ratios)} log-ratios were given.")
     figure = new_figure(6, 3.6)
-    axis = figure.add_subplot()
-    plain(axis)
+    axis = plain(figure.add_subplot())
     ratios = np.exp(log_ratios.clip(-50, 50))  # further away there is nothing to see, and no float32
     edges = [] if clip_range is None else [1 - clip_range, 1 + (clip_range if clip_range_high is None else clip_range_high)]
     shown = [edge for edge in edges if edge > 0]

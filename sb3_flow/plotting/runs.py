@@ -1,4 +1,4 @@
-"""Reading the files that SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
+"""Reading of the files that SB3 and the zoo leave in the folder of a run: ``evaluations.npz`` and ``*monitor.csv``."""
 
 import csv
 import json
@@ -20,13 +20,13 @@ MONITOR_POINTS = 100
 @dataclass
 class Run:
     """
-    The points of one run's curve.
+    The points of a run's curve.
 
-    :param steps: where the points are, shape ``(T,)``
-    :param episodes: the episodes that each point is the mean of, shape ``(T, n)``
-    :param offline_until: steps of the offline phase, which come first; 0 if there was none, None if that is not known
-    :param behaviour: mean return of the dataset and the ends of its interval, if that is known
-    :param caveat: why that is not the return of the task's episodes, "" if it may be
+    :param steps: of the points, shape ``(T,)``
+    :param episodes: the episodes of each point, which is their mean, shape ``(T, n)``
+    :param offline_until: steps of the offline phase, which come first; 0 without an offline phase, None if it is not known
+    :param behaviour: mean return of the dataset and the ends of its interval, if known
+    :param caveat: why ``behaviour`` is not the return of the task's episodes, "" if it may be
     """
 
     steps: np.ndarray
@@ -45,7 +45,7 @@ def read_runs(
     :param folders: by curve
     :param quantity: the numbers of the episodes to read
     :param source: the files to read
-    :param window: training episodes of a point
+    :param window: training episodes of a point, at most
     :return: the runs by curve, the source that was read, and the window that was used
     """
     every = [Path(folder) for seeds in folders.values() for folder in seeds]
@@ -54,25 +54,19 @@ def read_runs(
     if source == "auto":
         source = "evaluations" if all((folder / "evaluations.npz").is_file() for folder in every) else "monitor"
     if source == "evaluations":
-        return (
-            {name: [read_evaluations(folder, quantity) for folder in seeds] for name, seeds in folders.items()},
-            source,
-            window,
-        )
-    logs = {folder: read_monitor(folder, quantity) for folder in every}
-    window = max(1, min(window, *(len(values) // 5 for _, values in logs.values())))
-    return (
-        {name: [_smoothed(*logs[Path(folder)], window) for folder in seeds] for name, seeds in folders.items()},
-        source,
-        window,
-    )
+        found = {folder: read_evaluations(folder, quantity) for folder in every}
+    else:
+        logs = {folder: read_monitor(folder, quantity) for folder in every}
+        window = max(1, min(window, *(len(values) // 5 for _, values in logs.values())))
+        found = {folder: _smoothed(*log, window) for folder, log in logs.items()}
+    return {name: [found[Path(folder)] for folder in seeds] for name, seeds in folders.items()}, source, window
 
 
 def read_evaluations(folder: str | Path, quantity: Quantity = "return") -> Run:
     """
     Read the evaluations of a run.
 
-    :param folder: that ``EvalCallback`` wrote ``evaluations.npz`` to
+    :param folder: with the file ``evaluations.npz`` of ``EvalCallback``
     :param quantity: the numbers of the episodes to read
     :return: the run; online steps after an offline phase in the same file are counted on from its end
     :raises ValueError: if the file or the quantity is not there
@@ -103,7 +97,7 @@ def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.
     """
     Read the training episodes of a run.
 
-    :param folder: with the files of ``Monitor``, one for each environment
+    :param folder: with the files of ``Monitor``, a file for each environment
     :param quantity: the numbers of the episodes to read
     :return: environment steps at the ends of the episodes, and the quantity, both of shape ``(n_episodes,)``
     :raises ValueError: if there is no episode, or the quantity is not there
@@ -115,9 +109,7 @@ def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.
             start = json.loads(lines.readline().lstrip("#"))["t_start"]
             for row in csv.DictReader(lines):
                 if column not in row:
-                    raise ValueError(
-                        f"`runs`: {file} has no {column!r}: Monitor(env, ..., info_keywords=('is_success',)) logs it."
-                    )
+                    raise ValueError(f"`runs`: {file} has no {column!r}: Monitor(env, info_keywords=('is_success',)) logs it.")
                 if None not in row.values():  # a line that was cut off
                     value = row[column]
                     number = float(value == "True") if value in ("True", "False") else float(value)
@@ -130,7 +122,7 @@ def read_monitor(folder: str | Path, quantity: Quantity = "return") -> tuple[np.
 
 
 def _smoothed(steps: np.ndarray, values: np.ndarray, window: int) -> Run:
-    """:return: points that are means of the last ``window`` episodes"""
+    """Make a curve whose points are means of the last ``window`` episodes."""
     windows = np.lib.stride_tricks.sliding_window_view(values, window)
     chosen = np.unique(np.linspace(0, len(windows) - 1, MONITOR_POINTS).astype(int))
     return Run(steps[chosen + window - 1], windows[chosen])

@@ -1,5 +1,5 @@
 """
-rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, flow_ppo, grpo, gspo, async_ppo) besides its own.
+rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, flow_ppo, grpo, gspo, async_ppo) besides rl-zoo3's own.
 
     python -m sb3_flow.zoo train --algo rql --env pointmaze-medium-navigate-singletask-v0 --seed 1
     python -m sb3_flow.zoo enjoy --algo rql --env pointmaze-medium-navigate-singletask-v0 -f logs
@@ -15,7 +15,6 @@ import argparse
 import importlib
 import runpy
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -84,7 +83,7 @@ def plot_train() -> None:
         parser.add_argument(*flags, **options)  # type: ignore[arg-type]
     given, _ = parser.parse_known_args(sys.argv[1:])
     _plots().plot_train()
-    if "agg" == plt.get_backend().lower():
+    if plt.get_backend().lower() == "agg":
         parts = ("plot_train", given.algo, *given.env, given.y_axis or "reward")
         picture = f"{'_'.join(parts).replace('/', '-')[:200]}.png"
         plt.savefig(picture)
@@ -101,23 +100,15 @@ def plot_from_file() -> None:
     _plots().plot_from_file()
 
 
-COMMANDS: dict[str, Callable[[], None]] = {
-    "train": train,
-    "enjoy": enjoy,
-    "record_video": record_video,
-    "optimize": optimize,
-    "plot": plot_train,
-    "plot_train": plot_train,
-    "all_plots": all_plots,
-    "plot_from_file": plot_from_file,
-}
+COMMANDS = {run.__name__: run for run in (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file)}
+COMMANDS["plot"] = plot_train
 
 
 def main() -> None:
     """
     Run the command that ``sys.argv`` names.
 
-    :raises SystemExit: with one sentence for mistakes in command and configuration. Errors of training keep their traceback
+    :raises SystemExit: with a sentence about a mistake in command or configuration. Errors of training keep their traceback
     """
     command = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if command in ("-h", "--help"):
@@ -134,8 +125,8 @@ def main() -> None:
         manager = sys.modules.get("sb3_flow.zoo.manager")
         if manager is not None and manager.ExperimentManager.training:
             raise
-        ours = isinstance(error, ImportError) and "pip install" not in str(error) and error.name not in sys.argv
-        hint = ": pip install 'sb3-flow[zoo]'" if ours else ""
+        unexplained = isinstance(error, ImportError) and "pip install" not in str(error) and error.name not in sys.argv
+        hint = ": pip install 'sb3-flow[zoo]'" if unexplained else ""
         sys.exit(f"error: {error}{hint}")
 
 

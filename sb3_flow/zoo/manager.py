@@ -31,10 +31,10 @@ ZOO_KEYS = (
 
 
 class ExperimentManager(ZooManager):
-    """rl-zoo3's manager, for our algorithms. The arguments are the same."""
+    """rl-zoo3's manager, with the same arguments, for the algorithms of sb3_flow."""
 
     training: ClassVar[bool] = False
-    """Preparations are over, so that an error is no mistake in the command."""
+    """Whether preparations are over, so that an error is no mistake in the command."""
 
     def __init__(self, args: Any, algo: str, *rest: Any, config: str | None = None, **kwargs: Any) -> None:
         if algo in registry.ALGORITHMS:
@@ -96,8 +96,8 @@ class ExperimentManager(ZooManager):
                 model.set_offline_dataset(location)
             except ValueError as error:
                 raise ValueError(
-                    f"offline_dataset {str(location)!r} does not go with --env {self.env_name.gym_id}: {error}; give one of "
-                    "that environment (-params \"offline_dataset:'...'\")."
+                    f"offline_dataset {str(location)!r} does not go with --env {self.env_name.gym_id}: {error}; give a "
+                    "dataset of that environment (-params \"offline_dataset:'...'\")."
                 ) from error
         if result is not None and self.continue_training:
             self._print_continuation(result[0])
@@ -174,7 +174,7 @@ def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEn
 
 
 def _remove_if_empty(folder: Path | None) -> None:
-    """Remove a run's folder with neither a model nor an episode in it, which viewers would take for the latest run."""
+    """Remove a run's folder if it has neither a model nor an episode, since viewers would take it for the latest run."""
     if folder is None or any(folder.glob("*.zip")):
         return
     # each file of Monitor begins with two lines

@@ -21,19 +21,18 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def config_file(algo: str) -> Path:
     """
-    Find the configuration of an algorithm.
+    Find the configuration of an algorithm that is used without ``--conf-file``: ``zoo_configs/<algo>.yml`` of the repository.
 
     :param algo: a key of ``ALGORITHMS``
-    :return: the configuration that is used without ``--conf-file``: ``zoo_configs/<algo>.yml`` of the repository
     """
     return CONFIGS / f"{algo}.yml"
 
 
 def check_device(device: th.device | str) -> None:
     """
-    Refuse a GPU that is not there. SB3 takes the CPU without a word; somebody who asks for a GPU wants to know.
+    Refuse a GPU that is not there. SB3 takes the CPU without a word, but a user who asks for a GPU wants to know.
 
-    :param device: as given by the user
+    :param device: the user's argument
     :raises ValueError: if it is a GPU that torch does not see
     """
     if th.device("cpu" if device == "auto" else device).type == "cuda" and not th.cuda.is_available():

@@ -1,18 +1,16 @@
 """
-Hyperparameters that ``-optimize`` tries: a sampler for each algorithm, and its counterpart that rebuilds hyperparameters from
-a trial (``--storage ... --trial-id``). They build on rl-zoo3's samplers.
+Hyperparameters that ``-optimize`` tries: a sampler for each algorithm, and a converter that rebuilds hyperparameters from a
+trial (``--storage ... --trial-id``). They build on rl-zoo3's samplers.
 
 Other hyperparameters stay as the configuration says, except ``policy_kwargs``, which the zoo replaces as a whole.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import optuna
 from rl_zoo3 import hyperparams_opt as zoo
 
 Params = dict[str, Any]
-Sampler = Callable[[optuna.Trial, int, int, dict[str, Any]], Params]
 
 
 def _off_policy(trial: optuna.Trial) -> Params:
@@ -35,26 +33,20 @@ def sample_rql_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     :param n_actions: dimension of the actions (not used)
     :param n_envs: number of environments (not used)
     :param additional_args: of the zoo (not used)
-    :return: hyperparameters
     """
-    return convert_rql_params(
-        {
-            **_off_policy(trial),
-            "alpha": trial.suggest_float("alpha", 0.03, 30.0, log=True),
-            "expectile": trial.suggest_categorical("expectile", [0.5, 0.7, 0.9]),
-            "rho": trial.suggest_categorical("rho", [0.0, 0.5]),
-        }
-    )
+    params = _off_policy(trial)
+    params["alpha"] = trial.suggest_float("alpha", 0.03, 30.0, log=True)
+    params["expectile"] = trial.suggest_categorical("expectile", [0.5, 0.7, 0.9])
+    params["rho"] = trial.suggest_categorical("rho", [0.0, 0.5])
+    return convert_rql_params(params)
 
 
 def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
     """Sample hyperparameters of FMQ: see :func:`sample_rql_params`."""
-    params = {
-        **_off_policy(trial),
-        "n_candidates": trial.suggest_categorical("n_candidates", [4, 8, 32]),
-        "beta": trial.suggest_float("beta", 0.0, 1.0),
-        "radius": trial.suggest_categorical("radius", ["released", "published"]),
-    }
+    params = _off_policy(trial)
+    params["n_candidates"] = trial.suggest_categorical("n_candidates", [4, 8, 32])
+    params["beta"] = trial.suggest_float("beta", 0.0, 1.0)
+    params["radius"] = trial.suggest_categorical("radius", ["released", "published"])
     if params["radius"] == "published":  # the released radius has no eta
         params["eta"] = trial.suggest_float("eta", 0.05, 1.0, log=True)
     return convert_fmq_params(params)
@@ -65,21 +57,16 @@ convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params
 
 def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
     """Sample hyperparameters of PPO, the zoo's and our own: see :func:`sample_rql_params`."""
-    return _clip_higher(
-        {
-            **zoo.sample_ppo_params(trial, n_actions, n_envs, additional_args),
-            "advantage": trial.suggest_categorical("advantage", ["gae", "vtrace"]),
-            "clip_higher": trial.suggest_float("clip_higher", 1.0, 2.0),
-        }
-    )
+    params = zoo.sample_ppo_params(trial, n_actions, n_envs, additional_args)
+    params["advantage"] = trial.suggest_categorical("advantage", ["gae", "vtrace"])
+    params["clip_higher"] = trial.suggest_float("clip_higher", 1.0, 2.0)
+    return _clip_higher(params)
 
 
 def sample_async_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
     """Sample hyperparameters of AsyncPPO: see :func:`sample_rql_params`."""
-    return {
-        **sample_flow_ppo_params(trial, n_actions, n_envs, additional_args),
-        "policy_loss": trial.suggest_categorical("policy_loss", ["clip", "decoupled"]),
-    }
+    params = sample_flow_ppo_params(trial, n_actions, n_envs, additional_args)
+    return {**params, "policy_loss": trial.suggest_categorical("policy_loss", ["clip", "decoupled"])}
 
 
 def _group(trial: optuna.Trial, n_envs: int) -> Params:
@@ -113,24 +100,19 @@ def sample_gspo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additio
 
 
 def _clip_higher(params: Params) -> Params:
-    """The upper clip range is tried as a multiple of the lower one."""
+    """Compute the upper clip range, which is tried as a multiple of the lower clip range."""
     params = dict(params)
     params["clip_range_high"] = params["clip_range"] * params.pop("clip_higher")
     return params
 
 
 def convert_on_policy_params(sampled_params: Params) -> Params:
-    """
-    Turn a trial's record into hyperparameters of PPO.
-
-    :param sampled_params: a trial's record
-    :return: hyperparameters
-    """
+    """Turn a trial's record into hyperparameters of PPO."""
     return _clip_higher(zoo.convert_onpolicy_params(sampled_params))
 
 
 def convert_group_params(sampled_params: Params) -> Params:
-    """As :func:`convert_on_policy_params`, without the GAE parameter, which has no effect here."""
+    """Turn a trial's record into hyperparameters of GRPO or GSPO: without GAE's parameter, which has no effect there."""
     params = convert_on_policy_params({"one_minus_gae_lambda": 0.0, **sampled_params})
     del params["gae_lambda"]
     return params
@@ -138,23 +120,13 @@ def convert_group_params(sampled_params: Params) -> Params:
 
 def register() -> None:
     """Hand the samplers and converters to rl-zoo3."""
-    zoo.HYPERPARAMS_SAMPLER.update(
-        {
-            "rql": sample_rql_params,
-            "fmq": sample_fmq_params,
-            "flow_ppo": sample_flow_ppo_params,
-            "grpo": sample_grpo_params,
-            "gspo": sample_gspo_params,
-            "async_ppo": sample_async_ppo_params,
-        }
-    )
-    zoo.HYPERPARAMS_CONVERTER.update(
-        {
-            "rql": convert_rql_params,
-            "fmq": convert_fmq_params,
-            "flow_ppo": convert_on_policy_params,
-            "grpo": convert_group_params,
-            "gspo": convert_group_params,
-            "async_ppo": convert_on_policy_params,
-        }
-    )
+    by_algorithm: dict[str, tuple[Any, Any]] = {
+        "rql": (sample_rql_params, convert_rql_params),
+        "fmq": (sample_fmq_params, convert_fmq_params),
+        "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
+        "grpo": (sample_grpo_params, convert_group_params),
+        "gspo": (sample_gspo_params, convert_group_params),
+        "async_ppo": (sample_async_ppo_params, convert_on_policy_params),
+    }
+    for algorithm, (sampler, converter) in by_algorithm.items():
+        zoo.HYPERPARAMS_SAMPLER[algorithm], zoo.HYPERPARAMS_CONVERTER[algorithm] = sampler, converter

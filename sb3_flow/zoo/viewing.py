@@ -1,4 +1,4 @@
-"""Looking at trained models: rl-zoo3's ``enjoy`` and ``record_video`` know by name which algorithms have replay buffers."""
+"""Help for rl-zoo3's ``enjoy`` and ``record_video``, which know by name which algorithms have replay buffers."""
 
 import argparse
 from collections.abc import Iterator
@@ -40,8 +40,7 @@ def _loader(algorithm: type[BaseAlgorithm]) -> Any:
 
 def latest_with_model(arguments: list[str]) -> list[str]:
     """
-    Show the latest run that has a model. The zoo takes the latest folder, which may belong to a run that was killed or goes
-    on.
+    Choose the latest run that has a model. The zoo takes the latest folder, whose run may have been killed or may go on.
 
     :param arguments: of ``enjoy`` or ``record_video``
     :return: ``--exp-id`` and its number where the latest folder has no model, unless the arguments choose a run
@@ -67,11 +66,7 @@ def latest_with_model(arguments: list[str]) -> list[str]:
 
 
 def refuse_missing_model(algo: str, env_name: Any, folder: str, **_: Any) -> None:
-    """
-    Refuse, in place of the zoo's download of a model that is not found: the hub of SB3 has no model of ours.
-
-    :raises FileNotFoundError: with the flag to use
-    """
+    """Raise FileNotFoundError instead of the zoo's download of a missing model: SB3's hub has no model of sb3_flow."""
     raise FileNotFoundError(
         f"there is no model of {algo} for {env_name} in the folder {folder}: name the folder that it was trained into, "
         "`-f logs` by default."
