@@ -156,13 +156,7 @@ class Worker:
             else:
                 self.collect(time.perf_counter() - since, *arguments)
 
-    def begin(
-        self,
-        reset: bool,
-        coming_reset: Any,
-        statistics: list[dict[str, Any]],
-        random: int | RandomState,
-    ) -> None:
+    def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: int | RandomState) -> None:
         """
         Prepare the first rollout of ``learn``.
 

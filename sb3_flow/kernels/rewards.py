@@ -4,16 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.array_arguments import (
-    BOOL,
-    check_range,
-    check_shape,
-    finite_result,
-    flag_array,
-    number,
-    numbers,
-    whole,
-)
+from sb3_flow.kernels.array_arguments import BOOL, check_range, check_shape, finite_result, flag_array, number, numbers, whole
 
 FLAT_RANGE = 1e-10
 """Rewards that spread less than this are not stretched."""
@@ -101,11 +92,7 @@ def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
 
 
 def shape_rewards(
-    rewards: ArrayLike,
-    potentials: ArrayLike,
-    next_potentials: ArrayLike,
-    gamma: float,
-    terminated: np.ndarray | None = None,
+    rewards: ArrayLike, potentials: ArrayLike, next_potentials: ArrayLike, gamma: float, terminated: np.ndarray | None = None
 ) -> np.ndarray:
     """
     Compute r + gamma Phi(s') - Phi(s) (Ng et al. 1999), which leaves optimal policies as they are if terminal states have

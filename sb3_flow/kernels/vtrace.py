@@ -95,19 +95,7 @@ def compute_vtrace(
 
 @Loop
 def _vtrace(
-    ratios,
-    rewards,
-    values,
-    last_values,
-    terminated,
-    truncated,
-    final_values,
-    gamma,
-    factor,
-    rho_bar,
-    c_bar,
-    rho_pg_bar,
-    out,
+    ratios, rewards, values, last_values, terminated, truncated, final_values, gamma, factor, rho_bar, c_bar, rho_pg_bar, out
 ):
     if ratios.shape != rewards.shape or not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False

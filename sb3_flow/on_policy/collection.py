@@ -70,12 +70,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         return self.advantage == "group"
 
     def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        *arguments: Any,
-        **options: Any,
+        self, total_timesteps: int, callback: MaybeCallback = None, log_interval: int = 1, *arguments: Any, **options: Any
     ) -> Self:
         """
         Learn for so many environment steps.
@@ -223,12 +218,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         """Do what follows the addition of a step to the buffer."""
 
     def _add_final_values(
-        self,
-        rollout_buffer: EstimatedRollouts,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        step: int,
+        self, rollout_buffer: EstimatedRollouts, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], step: int
     ) -> None:
         """Add discounted values of final observations to rewards, as SB3 does: a time limit is not an end of the task."""
         final = self._final_observations(dones, infos, step)
