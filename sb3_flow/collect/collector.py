@@ -91,16 +91,8 @@ class Collector:
         PublishedWeights.reserve(policy, layout)
         for number in range(n_slots):
             Rollout.reserve(spec, layout, number)
-        setup = {
-            "layout": layout,
-            "policy": cloudpickle.dumps(policy_arguments),
-            "spec": spec,
-            "n_slots": n_slots,
-            "native": native,
-            "fresh": fresh,
-            "sde_sample_freq": sde_sample_freq,
-            "env": env,
-        }
+        setup = {"layout": layout, "spec": spec, "n_slots": n_slots, "env": env, "policy": cloudpickle.dumps(policy_arguments)}
+        setup |= {"native": native, "fresh": fresh, "sde_sample_freq": sde_sample_freq}
         memory = reserve(layout.size)
         try:
             self._connection, theirs = Pipe()

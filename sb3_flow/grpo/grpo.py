@@ -151,14 +151,8 @@ class GRPO(PPO):
     def _setup_model(self) -> None:
         self._check_options()  # here, since `load` sets attributes too
         starts = self._starts  # of a loaded model, which goes on with its own
-        self.groups = Groups(
-            size=self.group_size if self.group_by == "start" else None,
-            credit=self.credit,
-            baseline=self.baseline,
-            scale=self.scale,
-            ddof=self.ddof,
-            aggregation=self.aggregation,
-        )
+        size = self.group_size if self.group_by == "start" else None
+        self.groups = Groups(size, self.credit, self.baseline, self.scale, self.ddof, self.aggregation)
         if self.group_by == "start" and self.env is not None:
             check_groups(self.env, self.group_size)
         super()._setup_model()

@@ -72,7 +72,7 @@ def compute_gae(
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
     out = np.empty((2, *arrays[0].shape), arrays[0].dtype)
     if not _gae.checked(*arrays, *factors, out):
-        explain(*arrays)
+        explain(arrays)
     if rewards.ndim == 1:
         return out[0, :, 0], out[1, :, 0]
     return out[0], out[1]
@@ -96,16 +96,7 @@ def compute_lambda_returns(
     :return: shape and dtype of ``rewards``
     :raises ValueError: as :func:`compute_gae`
     """
-    return compute_gae(
-        rewards,
-        values,
-        last_values=last_values,
-        terminated=terminated,
-        truncated=truncated,
-        final_values=final_values,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )[1]
+    return compute_gae(**locals())[1]
 
 
 def compute_gae_sb3(
@@ -173,9 +164,8 @@ def batch_compute_gae(
         if given is not None or name in ("rewards", "values"):
             _check_entries(name, given, len(rewards) if name != "rewards" else None)
     n = len(rewards)
-    ends = (
-        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
-    )
+    given_ends = np.zeros(n, BOOL) if terminated is None else numeric("terminated", terminated, "biuf")
+    ends = flag_array("terminated", given_ends, (n,))
     following = None if last_values is None else numeric("last_values", last_values)
     if not n:
         check_discounts(gamma, gae_lambda)
@@ -190,9 +180,6 @@ def batch_compute_gae(
         if r.ndim != 1 or not r.size:
             raise ValueError(f"`rewards[{i}]` must have shape (T,), at least one step, but {r.shape} was given.")
         check_shape(f"values[{i}]", v.shape, (r.size + longer,))
-    ends = (
-        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
-    )
     if longer:
         bootstrap = np.array([v[-1] for v in values], dtype)
     elif following is not None:

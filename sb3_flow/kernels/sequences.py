@@ -101,26 +101,19 @@ def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: np.ndar
     return np.zeros(done.size, dtype)
 
 
-def explain(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    last_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: Optional,
-    final_values: Optional,
-    **others: np.ndarray,
-) -> None:
+def explain(arrays: Arrays) -> None:
     """
     Explain why a result is not finite. Only bootstrap values that are used are searched.
 
+    :param arrays: returned by :func:`check_sequences`
     :raises ValueError: always
     """
-    ends = terminated.copy()
+    rewards, values, last_values, ends, truncated, final_values = arrays
+    final = {}
     if truncated is not None and final_values is not None:
-        others["final_values"] = np.where(truncated & ~ends, final_values, 0)
-        ends |= truncated
-    last_values = np.where(ends[-1], 0, last_values)
-    explain_result(rewards.dtype, rewards=rewards, values=values, last_values=last_values, **others)
+        final = {"final_values": np.where(truncated & ~ends, final_values, 0)}
+        ends = ends | truncated
+    explain_result(rewards.dtype, rewards=rewards, values=values, last_values=np.where(ends[-1], 0, last_values), **final)
 
 
 @compiled()

@@ -87,7 +87,7 @@ def compute_vtrace(
     if not _vtrace.checked(ratios, *arrays, *settings, out):
         if np.isnan(log_rhos).any():
             raise ValueError(f"`log_rhos` must not be NaN, but {np.isnan(log_rhos).sum()} of its entries are.")
-        explain(*arrays)
+        explain(arrays)
     if rewards.ndim == 1:
         return out[0, :, 0], out[1, :, 0], out[2, :, 0]
     return out[0], out[1], out[2]

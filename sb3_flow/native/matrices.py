@@ -200,26 +200,18 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
     whole, wide = rows - rows % TILE_ROWS, columns - columns % TILE_COLUMNS
     for j in range(0, wide, TILE_COLUMNS):
         for i in range(0, whole, TILE_ROWS):
-            _product(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _product(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
         for i in range(whole, rows):
-            _product_row(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _product_row(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
     for j in range(wide, columns, LANES):
         for i in range(0, whole, TILE_ROWS):
-            _narrow(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _narrow(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
         for i in range(whole, rows):
-            _narrow_row(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _narrow_row(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
 
 
 @compiled()

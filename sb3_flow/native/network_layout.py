@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sb3_flow.kernels.array_arguments import INT64, integers, shown, whole
+from sb3_flow.kernels.array_arguments import INT64, float_array, float_rows, integers, shown, whole
 
 TANH, RELU = 0, 1
 CATEGORICAL, BERNOULLI, GAUSSIAN = 0, 1, 2
@@ -134,3 +134,18 @@ def check_network(network: Network) -> None:
     """
     if type(network) is not Network:
         raise ValueError(f"`network` must be made by `describe_network`, but {shown(network)} was given.")
+
+
+def check_inputs(network: Network, params: np.ndarray, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Check the network, its parameters and a batch of observations.
+
+    :param network: made by :func:`describe_network`
+    :param params: flat, float32 or float64
+    :param observations: shape ``(n, features)``
+    :return: parameters and observations, both of the parameters' dtype
+    :raises ValueError: if a shape or a dtype does not fit
+    """
+    check_network(network)
+    params = float_array("params", params, (network.size,))
+    return params, float_rows("observations", observations, (None, int(network.actor[0, INPUTS])), params.dtype)

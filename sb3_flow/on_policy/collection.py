@@ -136,15 +136,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
             rollout_buffer.record(rewards, dones, alive)
             self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps - 1)
-            rollout_buffer.add(
-                self._last_obs,  # type: ignore[arg-type]
-                actions,
-                rewards,
-                self._last_episode_starts,  # type: ignore[arg-type]
-                values,
-                log_probs,
-                **extras,
-            )
+            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs, **extras)  # type: ignore[arg-type]
             self._after_step()
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones

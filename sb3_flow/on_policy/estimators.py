@@ -1,7 +1,7 @@
 """Advantage estimators over a rollout: the kernel of each, and the arrays that it reads."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,15 +66,8 @@ class Estimator:
         from sb3_flow.kernels import compute_gae_sb3  # brings numba
 
         if self.kind == "gae":
-            advantages, returns = compute_gae_sb3(
-                rollout.rewards,
-                rollout.values,
-                rollout.episode_starts,
-                rollout.last_values,
-                rollout.last_dones,
-                rollout.gamma,
-                rollout.gae_lambda,
-            )
+            ends = rollout.episode_starts, rollout.last_values, rollout.last_dones
+            advantages, returns = compute_gae_sb3(rollout.rewards, rollout.values, *ends, rollout.gamma, rollout.gae_lambda)
             return Estimate(advantages, returns, {})
         if self.kind == "vtrace":
             return self.of_values(rollout, rollout.values, rollout.last_values, np.zeros_like(rollout.values))
@@ -95,31 +88,12 @@ class Estimator:
         """
         from sb3_flow.kernels import compute_gae, compute_vtrace  # brings numba
 
+        shared = ("terminated", "truncated", "final_values", "gamma", "gae_lambda")
+        settings: dict[str, Any] = {name: getattr(rollout, name) for name in shared} | {"last_values": last_values}
         if self.kind == "gae":
-            advantages, returns = compute_gae(
-                rollout.raw_rewards,
-                values,
-                last_values=last_values,
-                terminated=rollout.terminated,
-                truncated=rollout.truncated,
-                final_values=rollout.final_values,
-                gamma=rollout.gamma,
-                gae_lambda=rollout.gae_lambda,
-            )
-            return Estimate(advantages, returns, {})
+            return Estimate(*compute_gae(rollout.raw_rewards, values, **settings), {})
         # inside a surrogate the ratio is there already: q - V, not rho (q - V)
-        returns, advantages, _ = compute_vtrace(
-            log_rhos,
-            rollout.raw_rewards,
-            values,
-            last_values=last_values,
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            final_values=rollout.final_values,
-            gamma=rollout.gamma,
-            gae_lambda=rollout.gae_lambda,
-            rho_bar=self.rho_bar,
-            c_bar=self.c_bar,
-        )
+        settings |= {"rho_bar": self.rho_bar, "c_bar": self.c_bar}
+        returns, advantages, _ = compute_vtrace(log_rhos, rollout.raw_rewards, values, **settings)
         clipped = float(np.mean(log_rhos > np.log(self.rho_bar)))
         return Estimate(advantages, returns, {"train/rho_clipped_share": clipped})

@@ -105,12 +105,6 @@ class NativeLoops:
         actions = rollout.actions.reshape(len(rollout.actions), -1)
         return features(self.policy, rollout.observations), actions.astype(np.float32, copy=False)
 
-    def learner(
-        self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
-    ) -> "NativeLearner":
-        """:return: passes over a rollout, see :class:`NativeLearner`"""
-        return NativeLearner(self, rollout, objective, max_grad_norm, reference)
-
 
 class NativeLearner:
     """
@@ -132,14 +126,7 @@ class NativeLearner:
         # of weights and moments when a pass begins; memory for each pass would have to be got from the system
         self.before = [th.empty_like(loops.flat.values) for _ in range(3)]
         group = loops.policy.optimizer.param_groups[0]
-        beta1, beta2 = map(float, group["betas"])
-        self.adam = Adam(
-            learning_rate=float(group["lr"]),
-            max_grad_norm=float(max_grad_norm),
-            beta1=beta1,
-            beta2=beta2,
-            eps=float(group["eps"]),
-        )
+        self.adam = Adam(group["lr"], max_grad_norm, *group["betas"], group["eps"])
         observations, actions = loops._inputs(rollout)
         self.fixed: dict[str, Any] = {
             "observations": observations,

@@ -210,21 +210,13 @@ class PolicyGradient(WithReference):
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
-        from sb3_flow.native.objectives import describe_objective  # brings numba
+        from sb3_flow.native.objectives import describe_objective  # these two bring numba
+        from sb3_flow.on_policy.native_learner import NativeLearner
 
         assert self.native is not None
-        objective = describe_objective(
-            self.policy_loss,
-            dual_clip=self.dual_clip,
-            rho_bar=self.rho_bar,
-            vf_coef=self.vf_coef,
-            ent_coef=self.ent_coef,
-            kl_coef=self.kl_coef,
-            normalize_advantage=self.normalize_advantage,
-            target_kl=self.target_kl,
-            **clip,
-        )
-        return self.native.learner(self.rollout_buffer, objective, self.max_grad_norm, self.reference)
+        names = ("dual_clip", "rho_bar", "vf_coef", "ent_coef", "kl_coef", "normalize_advantage", "target_kl")
+        objective = describe_objective(self.policy_loss, **{name: getattr(self, name) for name in names}, **clip)
+        return NativeLearner(self.native, self.rollout_buffer, objective, self.max_grad_norm, self.reference)
 
     def loss(
         self, minibatch: Minibatch, clip_range: float, clip_range_high: float | None = None, clip_range_vf: float | None = None

@@ -284,12 +284,7 @@ class AsyncPPO(PPO):
             collector.release()
 
     def collect_rollouts(  # type: ignore[override]
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: EstimatedRollouts,
-        n_rollout_steps: int,
-        use_masking: bool = True,
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
     ) -> bool:
         """
         Wait for a rollout, and fill the buffer as if it were collected now.
@@ -298,7 +293,6 @@ class AsyncPPO(PPO):
         :param callback: called at each step, and at the beginning and end of the rollout
         :param rollout_buffer: filled
         :param n_rollout_steps: steps of the rollout
-        :param use_masking: not used
         :return: False if the callback ended training
         """
         rollout, news, waited = self._next_rollout()
@@ -309,8 +303,8 @@ class AsyncPPO(PPO):
         lag = self.policy_version - self.rollout_versions
         self._last_obs = rollout.observation(0)
         self._last_episode_starts = rollout.episode_starts[0].copy()
-        self._begin_rollout(self.env, rollout_buffer, use_masking)
-        continue_training = self._replay(rollout, news, callback, rollout_buffer, n_rollout_steps)
+        self._begin_rollout(self.env, rollout_buffer, use_masking=False)
+        continue_training = self._replay(rollout, news, callback, rollout_buffer)
         self._collector.release()
         if not continue_training:
             return False
@@ -324,20 +318,10 @@ class AsyncPPO(PPO):
         return True
 
     def _replay(
-        self,
-        rollout: Rollout,
-        news: dict[str, Any],
-        callback: BaseCallback,
-        rollout_buffer: EstimatedRollouts,
-        n_rollout_steps: int,
+        self, rollout: Rollout, news: dict[str, Any], callback: BaseCallback, rollout_buffer: EstimatedRollouts
     ) -> bool:
-        """
-        Show the steps of a rollout to the callback, and fill the buffer.
-
-        :return: False if the callback ended training
-        """
-        env = self.env
-        final = rollout.finals()
+        """Show the steps of a rollout to the callback, and fill the buffer; return False if the callback ended training."""
+        env, n_rollout_steps, final = self.env, rollout.spec.n_steps, rollout.finals()
         all_rewards, ends = rollout.rewards.astype(news["reward_dtype"]), rollout.terminated | rollout.truncated
         all_actions, all_values, all_log_probs = rollout.actions.copy(), rollout.values.copy(), rollout.log_probs.copy()
         bounded = bounded_actions(self.policy, self.action_space, all_actions)

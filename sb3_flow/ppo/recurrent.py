@@ -71,17 +71,9 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     def _build(self) -> None:
         ContribRecurrentPPO._setup_model(self)
         stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class for it
-        buffer_class: Any = type(stock)
-        self.rollout_buffer = with_estimates(buffer_class)(
-            self.n_steps,
-            self.observation_space,
-            self.action_space,
-            hidden_state_shape=stock.hidden_state_shape,
-            device=self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-        )
+        settings = {"device": self.device, "gamma": self.gamma, "gae_lambda": self.gae_lambda, "n_envs": self.n_envs}
+        shapes = self.n_steps, self.observation_space, self.action_space, stock.hidden_state_shape
+        self.rollout_buffer = with_estimates(type(stock))(*shapes, **settings)
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
