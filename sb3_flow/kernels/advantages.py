@@ -47,9 +47,9 @@ def compute_gae(
     :param last_values: V of the observation after the last step, shape ``(N,)`` (a number for ``(T,)``); None if ``values``
         has T + 1 rows, or if every trajectory ends at the last step
     :param terminated: bool, same shape as ``rewards``; None: nowhere
-    :param truncated: likewise, and then ``final_values`` must be given
-    :param final_values: V of each step's final observation (not of the reset one), same shape; looked at only where truncated
-        and not terminated
+    :param truncated: bool, same shape; ``final_values`` must then be given
+    :param final_values: V of each step's final observation, before the reset, same shape; read only where truncated and not
+        terminated
     :param gamma: discount factor
     :param gae_lambda: trade-off of bias and variance
     :return: advantages and returns, shape and dtype of ``rewards``
@@ -57,7 +57,7 @@ def compute_gae(
     """
     factors = check_discounts(gamma, gae_lambda)
     try:
-        # numba's dispatcher may take masked arrays for plain ones, and swapped bytes for native ones, once it has seen others
+        # numba's dispatcher may take masked arrays for plain arrays, and swapped bytes for native bytes
         dtype, ends = rewards.dtype, np.zeros(rewards.shape, BOOL) if terminated is None else terminated
         plain = type(rewards) is type(values) is type(last_values) is type(ends) is NDARRAY
         plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
@@ -68,7 +68,7 @@ def compute_gae(
                 return out[0], out[1]
     except Exception:  # numba's are of many kinds
         pass
-    # Something needs to be converted or compiled, or is wrong
+    # An argument needs to be converted or is wrong, or the loop needs to be compiled
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
     out = np.empty((2, *arrays[0].shape), arrays[0].dtype)
     if not _gae.checked(*arrays, *factors, out):
@@ -91,7 +91,7 @@ def compute_lambda_returns(
 ) -> np.ndarray:
     """
     Compute TD(lambda) returns G_t = r_t + gamma [(1 - lambda) V'_t + lambda G_{t+1}], G = V' where a trajectory or the arrays
-    end: the returns of :func:`compute_gae`, whose arguments these are.
+    end: the returns of :func:`compute_gae`, which explains the arguments.
 
     :return: shape and dtype of ``rewards``
     :raises ValueError: as :func:`compute_gae`
@@ -115,7 +115,7 @@ def compute_gae_sb3(
     :param values: same shape and dtype
     :param episode_starts: same shape and dtype: 1 where the step is the first of an episode
     :param last_values: V of the observation after the last step, shape ``(N,)``
-    :param dones: whether the last step ended an episode, shape ``(N,)``, any dtype
+    :param dones: 1 or True if the last step ended an episode, shape ``(N,)``, any dtype
     :param gamma: discount factor, a Python float as in SB3 (it is rounded to the arrays' dtype)
     :param gae_lambda: trade-off of bias and variance
     :return: advantages and returns, same shape and dtype
@@ -150,13 +150,13 @@ def batch_compute_gae(
     """
     Compute :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
 
-    :param rewards: one array of shape ``(T_i,)`` per trajectory, all of one dtype
-    :param values: shape ``(T_i,)``, or ``(T_i + 1,)`` with the value of the last observation (all of them alike)
+    :param rewards: an array of shape ``(T_i,)`` for each trajectory, all of the same dtype
+    :param values: arrays of shape ``(T_i,)``, or all of ``(T_i + 1,)`` with the value of the last observation
     :param gamma: discount factor
     :param gae_lambda: trade-off of bias and variance
-    :param last_values: values of the last observations, one per trajectory; None if ``values`` holds them, or if all
-        trajectories terminate
-    :param terminated: whether a trajectory ends in a terminal state, one per trajectory; None: none does
+    :param last_values: value of each trajectory's last observation; None if ``values`` holds these, or if all trajectories
+        terminate
+    :param terminated: True for each trajectory that ends in a terminal state; None: no trajectory does
     :return: advantages and returns, one array of shape ``(T_i,)`` per trajectory
     :raises ValueError: if numbers of trajectories or lengths differ, or as :func:`compute_gae`
     """
@@ -242,7 +242,7 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
 
 @compiled(fastmath=False)
 def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):
-    # The order of operations, and no fused ones, are what makes it equal to SB3
+    # The order of operations, none of which are fused, makes the result equal to SB3's
     n_envs = last_values.size
     r, v, starts, a, ret = rewards.ravel(), values.ravel(), episode_starts.ravel(), advantages.ravel(), returns.ravel()
     g, gl = a.dtype.type(gamma), a.dtype.type(factor)
