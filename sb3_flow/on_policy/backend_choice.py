@@ -18,27 +18,27 @@ DISTRIBUTIONS = (
     distributions.BernoulliDistribution,
     distributions.DiagGaussianDistribution,
 )
-# a subclass that has changed one of these is not covered
+# the loops do not cover a subclass that has changed one of these
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
 ONE_THREAD, TWO_THREADS = 600e6, 100e6
-"""Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch does on so
-many threads."""
+"""Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch on one or two
+threads."""
 ALWAYS = 8e6
-"""The same on any number of threads: torch spends more time than the loops take on preparing its operations."""
+"""The same limit for any number of threads: torch spends more time on preparing its operations than the loops take."""
 
 
 def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: int, threads: int) -> str | None:
     """
-    Decide which backend is faster, by a rule that is fitted to ``tests/benchmarks/backend_choice.py``, on a processor where
-    torch's products are the fastest: torch spends about as long on preparing the operations of any network, and is faster
+    Decide which backend is faster, by a rule that is fitted to ``tests/benchmarks/backend_choice.py`` on a processor where
+    torch's products are the fastest. Torch takes about the same time to prepare the operations of any network, and is faster
     where there is much to multiply.
 
     :param layers: inputs and outputs of the linear layers of actor and critic
     :param batch_size: rows of a minibatch
-    :param n_envs: environments
-    :param threads: of torch
-    :return: why torch is faster, None if compiled loops are
+    :param n_envs: number of environments
+    :param threads: number of torch's threads
+    :return: the reason why torch is faster, None if compiled loops are
     """
     weights = sum(n_in * n_out for n_in, n_out in layers)
     limit = ONE_THREAD if threads == 1 else max(ALWAYS, TWO_THREADS / (threads - 1))
@@ -53,16 +53,15 @@ def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: 
 
 
 def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
-    """:return: inputs and outputs of a policy's linear layers"""
+    """List inputs and outputs of a policy's linear layers."""
     return [(layer.in_features, layer.out_features) for layer in policy.modules() if isinstance(layer, nn.Linear)]
 
 
 def not_covered(policy: ActorCriticPolicy) -> str | None:
     """
-    Look for a reason why the compiled loops do not cover a policy.
+    Look for a reason why the compiled loops do not cover a policy of SB3's PPO.
 
-    :param policy: of SB3's PPO
-    :return: why the compiled loops do not cover this policy, a sentence without its full stop; None if they do
+    :return: the reason, a sentence without its full stop; None if the loops cover the policy
     """
     space = policy.observation_space
     optimizer: Any = policy.optimizer
