@@ -56,10 +56,10 @@ class AsyncPPO(PPO):
 
     **The environments.** The first ``learn`` moves a copy of the environments into the collector, where the copy stays for the
     next ``learn``, as in an SB3 model. The given environments, ``get_env()``, serve for spaces and evaluation; ``learn``
-    resets them, but never steps them. Statistics of ``VecNormalize`` come back with each rollout. These statistics, and seeds, go to
-    the collector at the beginning of each ``learn``. Environments that cannot be copied (``SubprocVecEnv``, open files) are
-    given as a function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A copy of
-    the model (``copy.deepcopy``, ``pickle``) starts a collector of its own.
+    resets them, but never steps them. Statistics of ``VecNormalize`` come back with each rollout. These statistics, and seeds,
+    go to the collector at the beginning of each ``learn``. Environments that cannot be copied (``SubprocVecEnv``, open files)
+    are given as a function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A
+    copy of the model (``copy.deepcopy``, ``pickle``) starts a collector of its own.
 
     **Callbacks** see a rollout after its arrival: ``on_step`` is called for each of its steps in turn, with SB3's ``locals``,
     but "env" cannot be stepped or asked, and the rollout buffer is filled after the last step. ``num_timesteps`` counts the
