@@ -45,8 +45,8 @@ class Rollout:
 
     - ``observations``: by key, ``n_steps + 1``; the last observation follows the last step
     - ``actions``, ``rewards`` (as the environments paid them), ``terminated``, ``truncated``, ``episode_starts``
-    - ``log_probs``, ``values``: of the policy that acted, both from one forward pass
-    - ``versions``: number of this policy, at each step
+    - ``log_probs``, ``values``: numbers of the policy that acted, both from the same forward pass
+    - ``versions``: version of this policy, at each step
     - ``final_places``, ``final_observations``: step and environment of each episode's end, and the episode's last observation,
       which the next episode's first observation replaces in ``observations``; the first ``counts[0]`` entries are in use
 

@@ -64,12 +64,12 @@ class PublishedWeights:
         layout.add("weights/buffers", (2, size), np.uint8)
 
     def _checked(self) -> dict[str, th.Tensor]:
-        """:return: the module's tensors, if their digest is the published digest"""
+        """Return the module's tensors, if their digest is the published digest."""
         tensors = named_tensors(self.module)
         if _digest(tensors) != self._stored.tobytes():
             raise ValueError(
-                "The names, shapes and types of this module's weights are not those of the published weights, so that they "
-                f"cannot be copied. This module has {[(name, tuple(tensor.shape)) for name, tensor in tensors.items()]}."
+                "This module's weights have other names, shapes or types than the published weights, so that they cannot be "
+                f"copied. This module has {[(name, tuple(tensor.shape)) for name, tensor in tensors.items()]}."
             )
         return tensors
 

@@ -135,7 +135,7 @@ class Worker:
         self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
 
     def run(self) -> None:
-        """Do what the learner asks until it closes the pipe."""
+        """Answer the learner's requests until the learner closes the pipe."""
         self.channel.send("ready")
         while True:
             since = time.perf_counter()

@@ -63,7 +63,7 @@ def compute_gae(
         plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
         known = plain and (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is last_values.dtype is dtype  # type: ignore[union-attr]
         if known and (final_values is None or final_values.dtype is dtype):
-            out = np.empty((2, *rewards.shape), dtype)  # one allocation, and one argument less to unpack
+            out = np.empty((2, *rewards.shape), dtype)  # a single array is faster to allocate and to pass
             if _gae.call(rewards, values, last_values, ends, truncated, final_values, *factors, out):
                 return out[0], out[1]
     except Exception:  # numba's are of many kinds
@@ -148,7 +148,7 @@ def batch_compute_gae(
     terminated: Sequence[bool] | np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """
-    Compute :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
+    Compute :func:`compute_gae` of separate trajectories of different lengths, in a single call of the loop.
 
     :param rewards: an array of shape ``(T_i,)`` for each trajectory, all of the same dtype
     :param values: arrays of shape ``(T_i,)``, or all of ``(T_i + 1,)`` with the value of the last observation

@@ -113,8 +113,8 @@ def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype:
     if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("=") not in (
         (FLOAT32, FLOAT64) if dtype is None else (dtype,)
     ):
-        what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise ValueError(f"`{name}` must be a NumPy array of {expected}, but {what} was given.")
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"`{name}` must be a NumPy array of {expected}, but {kind} was given.")
     check_shape(name, array.shape, shape)
     check_unmasked(name, array)
     return plain(array, array.dtype.newbyteorder("="))

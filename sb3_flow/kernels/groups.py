@@ -122,7 +122,7 @@ def compute_group_returns_to_go(
     :param baseline: "loo", "mean", "median" or "min" of the peers, as in :func:`compute_group_advantages`
     :param scale: divide by the standard deviation of the peers ("group"), of all differences from the baseline ("batch"; the
         returns spread more, because they shrink towards the end), or by "none"
-    :param ddof: of the standard deviations, 0 or 1
+    :param ddof: delta degrees of freedom of the standard deviations, 0 or 1
     :param eps: added to the standard deviation
     :param few_peers: peers of a member that is alone in its group: all environments alive at this step ("pooled"); with
         "zero", and without any other environment, the advantage is 0
@@ -154,7 +154,7 @@ def compute_process_advantages(
 
     :param rewards: float32 or float64, shape ``(T, K, G)``: time, group, member
     :param alive: as in :func:`compute_group_returns_to_go`
-    :param ddof: of the standard deviation, 0 or 1
+    :param ddof: delta degrees of freedom of the standard deviation, 0 or 1
     :param eps: added to the standard deviation
     :return: same shape and dtype, 0 where not alive
     :raises ValueError: if shapes do not fit, G is below 2, a member is alive again, or a reward that is used is not finite

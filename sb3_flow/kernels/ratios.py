@@ -35,7 +35,7 @@ def apply_gspo_clipping(ratios: ArrayLike, advantages: ArrayLike, left: float = 
     The paper's 3e-4 and 4e-4 suit texts of thousands of tokens. A sequence's ratio spreads as one over the root of its length,
     so the episodes of control tasks need wider bounds.
 
-    :param ratios: of sequences, shape ``(n,)``
+    :param ratios: ratios of sequences, shape ``(n,)``
     :param advantages: shape ``(n,)``
     :param left: distance of the lower bound from 1
     :param right: distance of the upper bound from 1

@@ -190,11 +190,11 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
 
     :param a: flat, with the index of a[0, 0] and the distances of its rows and columns
     :param bias: flat, with the index of its first entry and the distance of the next
-    :param rows: of a and y
+    :param rows: number of rows of a and y
     :param depth: columns of a, rows of x
     :param x: flat, with the index of x[0, 0], rows ``STRIDE`` apart
     :param y: flat, as x; may be x if the two parts do not overlap
-    :param columns: of x and y, a multiple of ``LANES``
+    :param columns: number of columns of x and y, a multiple of ``LANES``
     """
     outlined()
     whole, wide = rows - rows % TILE_ROWS, columns - columns % TILE_COLUMNS
@@ -220,10 +220,10 @@ def add_inner_products(d, d_at, rows, x, x_at, depth, columns, g, g_at):
     Add sum_j d[i, j] x[l, j] to g[i, l].
 
     :param d: flat, with the index of d[0, 0], rows ``STRIDE`` apart
-    :param rows: of d and g
+    :param rows: number of rows of d and g
     :param x: as d
     :param depth: rows of x, columns of g
-    :param columns: of d and x, a multiple of ``LANES``
+    :param columns: number of columns of d and x, a multiple of ``LANES``
     :param g: flat, with the index of g[0, 0], rows ``depth`` apart
     """
     outlined()

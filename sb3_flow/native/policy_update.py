@@ -54,8 +54,8 @@ def ppo_epoch(
     reference_log_std: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int, bool]:
     """
-    Run one pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the
-    parameters', or not C-contiguous, are converted at each call.
+    Pass over a rollout of N rows once, minibatch by minibatch, without the GIL. Arrays that are not C-contiguous, or not of
+    the parameters' dtype, are converted at each call.
 
     :param network: made by :func:`describe_network`
     :param objective: made by :func:`describe_objective`
@@ -73,13 +73,13 @@ def ppo_epoch(
     :param advantages: shape ``(N,)``
     :param returns: shape ``(N,)``, with a critic
     :param old_values: shape ``(N,)``, if values are clipped
-    :param segments: for GSPO: sequence of each entry of ``order``, numbered from 0 in every minibatch, int64
+    :param segments: sequence of each entry of ``order``, numbered from 0 in every minibatch, int64; for GSPO
     :param proximal_log_probs: shape ``(N,)``, for the decoupled loss
-    :param reference: with ``kl_coef``: logits, or means, of the reference policy, shape ``(N, features)``
-    :param reference_log_std: of Gaussians, shape ``(parts,)``
+    :param reference: logits, or means, of the reference policy, shape ``(N, outputs)``; with ``kl_coef``
+    :param reference_log_std: the reference's ``log_std``, shape ``(parts,)``; with ``kl_coef``, for Gaussians
     :return: metrics, float64, shape ``(minibatches, len(METRICS))``; steps that Adam has done now; True if the last of these
         minibatches exceeded 1.5 ``target_kl``, ended the pass and was not learned from
-    :raises ValueError: if shapes do not fit or something that is needed is missing
+    :raises ValueError: if shapes do not fit, or an array that is needed is missing
     """
     given = locals()
     objective, adam = check_settings(objective, adam)

@@ -22,8 +22,7 @@ DISTRIBUTIONS = (
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
 ONE_THREAD, TWO_THREADS = 600e6, 100e6
-"""Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch on one or two
-threads."""
+"""Weights times rows of a minibatch up to which the loops, on their single thread, are faster than torch on 1 or 2 threads."""
 ALWAYS = 8e6
 """The same limit for any number of threads: torch spends more time on preparing its operations than the loops take."""
 
@@ -71,7 +70,7 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
         return f"the policy is on {policy.device}, and the compiled loops run on the CPU"
     if is_image_space(space) or not _only_flattens(policy.features_extractor):
         encoder = type(policy.features_extractor).__name__
-        return f"{encoder} encodes the {type(space).__name__} observations, and the compiled loops take flat ones"
+        return f"{encoder} encodes the {type(space).__name__} observations, and the compiled loops take flat observations"
     if type(policy.action_dist) not in DISTRIBUTIONS:
         return f"the compiled loops do not draw actions from a {type(policy.action_dist).__name__}"
     if type(policy.mlp_extractor) is not MlpExtractor or policy.activation_fn not in (nn.Tanh, nn.ReLU):

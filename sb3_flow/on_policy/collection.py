@@ -166,7 +166,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         self._actions_generator = None if seed is None else np.random.default_rng(seed)
 
     def _generator_of_actions(self) -> np.random.Generator:
-        """:return: the random generator of native actions"""
+        """Return the random generator of native actions, and make it first if there is none."""
         if self._actions_generator is None:
             self._actions_generator = np.random.default_rng(np.random.randint(2**31))
         return self._actions_generator
@@ -192,11 +192,11 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             self.policy.reset_noise(self.n_envs)
 
     def _last_observations(self) -> Any:
-        """:return: the last observations as tensors"""
+        """Convert the last observations to tensors."""
         return obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
+        """Return actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``."""
         if self.native is not None:
             return *self.native.act(self._last_obs, self._generator_of_actions()), {}
         # on a GPU, sampling from a distribution that is not finite ends all use of the device in this process
@@ -204,7 +204,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             return *self.policy(self._last_observations()), {}
 
     def _after_step(self) -> None:
-        """Do what follows the addition of a step to the buffer."""
+        """Keep further states after a step has been added to the buffer; recurrent policies override this hook."""
 
     def _add_final_values(
         self, rollout_buffer: EstimatedRollouts, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], step: int
@@ -227,7 +227,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
                 self.logger.record(key, value)
 
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
-        """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
+        """Find the observations at which a time limit cut an episode, as SB3 does."""
         if not dones.any():
             return []
         return [
@@ -251,7 +251,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         return self.policy.predict_values(observations).flatten()
 
     def _last_values(self) -> th.Tensor:
-        """:return: values of the observations after the last step, shape ``(n_envs, 1)``"""
+        """Compute values of the observations after the last step, shape ``(n_envs, 1)``."""
         if self.native is not None:
             return self.native.values(self._last_obs)
         return self.policy.predict_values(self._last_observations())

@@ -14,7 +14,7 @@ _sum = partial(np.add.reduce, axis=None)
 
 
 def _broken(**arrays: Any) -> list[str]:
-    """:return: names of the arrays (or dictionaries of arrays) that hold a number that is not finite"""
+    """List the names of the arrays (or dictionaries of arrays) that hold a number that is not finite."""
 
     def finite(array: Any) -> bool:
         return all(map(finite, array.values())) if isinstance(array, dict) else bool(np.isfinite(array).all())
