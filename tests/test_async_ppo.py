@@ -556,6 +556,6 @@ def test_weights_are_refused_when_the_policy_was_changed() -> None:
     model = AsyncPPO("MlpPolicy", clocks(), **SMALL)
     model.learn(32)
     model.policy.value_net = th.nn.Linear(64, 1).double()
-    with pytest.raises(ValueError, match="names, shapes and types"):
+    with pytest.raises(ValueError, match="names, shapes or types"):
         model.learn(32)
     assert model._collector is None

@@ -351,7 +351,7 @@ def test_places_in_memory_do_not_change_the_kernels(size):
 FROM_CACHE = """
 import sys, torch as th
 sys.path.insert(0, {tests!r})
-from test_kernels import LIMITS, backend, results_of_networks
+from test_kernels import LIMITS, compiled_network, results_of_networks
 th.set_num_threads(1)
 for name in LIMITS:
     setattr(compiled_network, name, 0)

@@ -186,15 +186,15 @@ class OwnLoss(PPO):
         ({"use_sde": True}, "the compiled loops do not draw actions from a StateDependentNoiseDistribution"),
         (
             {"policy": "CnnPolicy", "space": IMAGE},
-            "NatureCNN encodes the Box observations, and the compiled loops take flat ones",
+            "NatureCNN encodes the Box observations, and the compiled loops take flat observations",
         ),
         (
             {"policy": "MultiInputPolicy", "space": spaces.Dict({**DICT.spaces, "image": IMAGE})},
-            "CombinedExtractor encodes the Dict observations, and the compiled loops take flat ones",
+            "CombinedExtractor encodes the Dict observations, and the compiled loops take flat observations",
         ),
         (
             {"policy_kwargs": {"features_extractor_class": OwnExtractor}},
-            "OwnExtractor encodes the Box observations, and the compiled loops take flat ones",
+            "OwnExtractor encodes the Box observations, and the compiled loops take flat observations",
         ),
         (
             {"policy_kwargs": {"activation_fn": th.nn.ELU}},

@@ -1,4 +1,4 @@
-"""The learner's side of the collector process: starting, asking, waiting, and ending it whatever happens."""
+"""The learner's side of the collector process: it starts and ends the process, and asks and waits for rollouts."""
 
 import contextlib
 import os
@@ -27,16 +27,16 @@ COMMAND = "from sb3_flow.collect.worker import main; main({pipe}, {memory})"
 
 
 class CollectorError(RuntimeError):
-    """The collector process failed, died or hangs."""
+    """Tell that the collector process failed, died or hangs."""
 
 
 class CollectedRollout(NamedTuple):
     """
-    A rollout that has arrived.
+    Hold a rollout that has arrived.
 
-    :param rollout: its slot
-    :param news: infos, statistics of the normalisers and states of the random generators, which travel with it
-    :param waited: seconds the learner waited for it
+    :param rollout: the slot that holds it
+    :param news: infos, statistics of the normalisers and states of the random generators
+    :param waited: seconds for which the learner waited
     """
 
     rollout: Rollout
@@ -45,7 +45,7 @@ class CollectedRollout(NamedTuple):
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection, grace: float) -> None:
-    """Ask the process to end by closing the pipe, and end it with all its children if it does not."""
+    """Ask the process to end by closing the pipe; kill the process after the grace, and its children in any case."""
     connection.close()
     if os.getpid() != owner:  # a fork of the learner forgets its copy of the model
         return
@@ -58,17 +58,17 @@ def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection, g
 
 class Collector:
     """
-    A running collector process.
+    Start a collector process, and talk to it.
 
-    :param policy: which the collector's replica copies
-    :param policy_arguments: class, positional and keyword arguments of the replica; the learning rate is added
-    :param env: packed environments
+    :param policy: the learner's policy, whose weights the collector's replica copies
+    :param policy_arguments: class, positional and keyword arguments of the replica, except the learning rate
+    :param env: environments packed by :func:`pack`
     :param spec: shapes of the rollouts
     :param n_slots: number of rollouts in shared memory
     :param native: act in compiled loops
     :param fresh: take the freshest weights at each step
     :param sde_sample_freq: steps between draws of gSDE's noise, -1 for none within a rollout
-    :param timeout: seconds without a step after which the collector is said to hang
+    :param timeout: seconds without a step after which the collector is killed
     """
 
     def __init__(
@@ -91,16 +91,8 @@ class Collector:
         PublishedWeights.reserve(policy, layout)
         for number in range(n_slots):
             Rollout.reserve(spec, layout, number)
-        setup = {
-            "layout": layout,
-            "policy": cloudpickle.dumps(policy_arguments),
-            "spec": spec,
-            "n_slots": n_slots,
-            "native": native,
-            "fresh": fresh,
-            "sde_sample_freq": sde_sample_freq,
-            "env": env,
-        }
+        setup = {"layout": layout, "spec": spec, "n_slots": n_slots, "env": env, "policy": cloudpickle.dumps(policy_arguments)}
+        setup |= {"native": native, "fresh": fresh, "sde_sample_freq": sde_sample_freq}
         memory = reserve(layout.size)
         try:
             self._connection, theirs = Pipe()
@@ -108,12 +100,12 @@ class Collector:
                 [sys.executable, "-c", COMMAND.format(pipe=theirs.fileno(), memory=memory)],
                 pass_fds=(theirs.fileno(), memory),
                 stdin=subprocess.DEVNULL,
-                # what can be imported here can be imported there; one thread, also for libraries that look at start-up
+                # the collector can import every module that this process can; libraries read their threads at start-up
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C is for the learner, which ends the collector
+                start_new_session=True,  # Ctrl-C reaches the learner alone, which ends the collector
             )
             theirs.close()
-            # also if the model is forgotten, and at exit
+            # ends the process when the model is forgotten, and at exit
             self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection, GRACE)
         except BaseException:
             os.close(memory)
@@ -130,36 +122,32 @@ class Collector:
             raise
 
     def __reduce__(self) -> Any:
-        # copied descriptors would close, when the copy is forgotten, whatever has their numbers then
+        # a copy that is forgotten would close its descriptors' numbers, which may belong to other files by then
         raise TypeError("A collector belongs to the process that started it, and can be neither copied nor pickled.")
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Return the process id."""
         return self._process.pid
 
     def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: Any) -> list[dict[str, Any]]:
-        """
-        Prepare the first rollout of ``learn``; see ``Worker.begin``.
-
-        :return: statistics of the normalisers after the reset
-        """
+        """Prepare the first rollout of ``learn``, see ``Worker.begin``; return the normalisers' statistics after the reset."""
         self._send(("begin", reset, coming_reset, statistics, random))
         statistics_after: list[dict[str, Any]] = self._receive(self.timeout, "begun")[0]
         return statistics_after
 
     def request(self, state: Any = None) -> None:
         """
-        Have one of the free slots filled with the weights that are published when it is begun.
+        Ask the collector to fill a free slot by the weights that are published when it begins.
 
-        :param state: of the random generators to begin with, None to leave them
+        :param state: state of the random generators to begin with, None to leave them
         """
         number = next(number for number in range(len(self.rollouts)) if number not in self.outstanding)
         self.outstanding.append(number)
         self._send(("collect", number, state))
 
     def receive(self) -> CollectedRollout:
-        """:return: the oldest rollout asked for, when it is full; its slot is taken until :meth:`release`"""
+        """Wait for the oldest requested rollout, whose slot is taken until :meth:`release`."""
         since = time.perf_counter()
         number, news = self._receive(self.timeout, "rollout")
         assert number == self.outstanding[0]
@@ -178,11 +166,7 @@ class Collector:
         self._cancelled[0] = 0
 
     def stop(self, grace: float = GRACE) -> None:
-        """
-        End the process. Nothing of it is left.
-
-        :param grace: seconds it has to end by itself
-        """
+        """End the process and all its children, after ``grace`` seconds in which the process may end by itself."""
         self._cancelled[0] = 1
         if self._finalizer.detach() is not None:
             _end(os.getpid(), self._process, self._connection, grace)
@@ -192,16 +176,16 @@ class Collector:
             # not `send`, whose pickles hold descriptors of shared memory in place of tensors
             self._connection.send_bytes(pickle.dumps(message))
         except OSError:
-            self._receive(self.timeout)  # why it is gone
+            self._receive(self.timeout)  # raises the cause
 
     def _receive(self, timeout: float, *expected: str) -> list[Any]:
         """
         Wait for the next message.
 
-        :param timeout: seconds without a step
-        :param expected: kinds of messages
+        :param timeout: seconds without a step after which the process is killed
+        :param expected: expected kinds of messages
         :return: the content of the message
-        :raises CollectorError: if no message will come
+        :raises CollectorError: if the process failed, died or hangs
         """
         beat, since = int(self._heartbeat[0]), time.monotonic()
         try:

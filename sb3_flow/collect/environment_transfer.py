@@ -1,4 +1,4 @@
-"""Moving vectorised environments into another process, and keeping the statistics of their normalisers in step."""
+"""Ways to move vectorised environments into another process, and to keep the statistics of their normalisers equal."""
 
 import inspect
 import pickle
@@ -9,13 +9,13 @@ import cloudpickle
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
-# set on a VecEnv that a user's function made: the function, to be called once more in the collector
+# attribute of a VecEnv that a user's function made: the function, which the collector calls once more
 FACTORY = "collector_factory"
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
 def chain(env: VecEnv) -> list[VecEnv]:
-    """:return: the wrappers from the outermost one, and the environment that they wrap"""
+    """List the wrappers, the outermost first, and the environment that they wrap."""
     found = [env]
     while isinstance(found[-1], VecEnvWrapper):
         found.append(found[-1].venv)
@@ -24,11 +24,10 @@ def chain(env: VecEnv) -> list[VecEnv]:
 
 def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
     """
-    Make an environment by a function, which is kept for the collector.
+    Make an environment by a function, which is kept for the collector, and wrap the environment as SB3 does.
 
     :param factory: makes an environment or a vectorised environment
     :param verbose: verbosity level
-    :return: the environment, wrapped as SB3 wraps it
     """
     env = BaseAlgorithm._wrap_env(factory(), verbose)
     setattr(env, FACTORY, factory)
@@ -36,21 +35,19 @@ def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
 
 
 def comes_from_function(env: VecEnv) -> bool:
-    """:return: whether :func:`made_by` made it"""
+    """Say whether :func:`made_by` made an environment."""
     return any(FACTORY in vars(link) for link in chain(env))
 
 
 def pack(env: VecEnv) -> bytes:
     """
-    Pack an environment, or the function that makes it, for another process.
+    Pack an environment, or the function that makes it, for :func:`unpack` in another process.
 
-    :param env: a vectorised environment
-    :return: an argument of :func:`unpack`
     :raises TypeError: if the environment cannot be moved
     """
     factory = next((vars(link)[FACTORY] for link in chain(env) if FACTORY in vars(link)), None)
     *wrappers, innermost = chain(env)
-    # VecEnvWrapper looks up unknown attributes in what it wraps, which is not there while a pickle is read
+    # VecEnvWrapper looks up unknown attributes in the wrapped environment, which it does not have while a pickle is read
     left_out = ("venv", "class_attributes")
     states = [(type(link), {name: value for name, value in vars(link).items() if name not in left_out}) for link in wrappers]
     try:
@@ -60,14 +57,14 @@ def pack(env: VecEnv) -> bytes:
         return packed
     except Exception as error:
         raise TypeError(
-            "`env` must be something that can be moved into the collector process, or a function that makes it there; but "
+            "`env` must be an environment that can be moved into the collector process, or a function that makes one; but "
             f"{type(innermost).__name__} cannot be moved: {error}. A function was expected, e.g. "
             "`env=lambda: SubprocVecEnv([make_env] * 8)`."
         ) from error
 
 
 def unpack(packed: bytes) -> VecEnv:
-    """:return: the environment that :func:`pack` packed"""
+    """Make the environment that :func:`pack` packed."""
     factory, innermost, states = pickle.loads(packed)
     if factory is not None:
         return made_by(factory)
@@ -80,18 +77,13 @@ def unpack(packed: bytes) -> VecEnv:
 
 
 def coming_reset(env: VecEnv) -> tuple[Any, Any]:
-    """:return: seeds and options of the next reset"""
+    """Read the seeds and options of the next reset."""
     innermost = chain(env)[-1]
     return getattr(innermost, "_seeds", None), getattr(innermost, "_options", None)
 
 
 def set_coming_reset(env: VecEnv, values: tuple[Any, Any]) -> None:
-    """
-    Set seeds and options of the next reset.
-
-    :param env: the environment
-    :param values: of :func:`coming_reset`
-    """
+    """Set the seeds and options of the next reset to values of :func:`coming_reset`."""
     innermost = chain(env)[-1]
     for name, value in zip(("_seeds", "_options"), values, strict=True):
         if value is not None and hasattr(innermost, name):
@@ -100,11 +92,10 @@ def set_coming_reset(env: VecEnv, values: tuple[Any, Any]) -> None:
 
 def normalisers(env: VecEnv, settings: bool = False) -> list[dict[str, Any]]:
     """
-    Read the running statistics of normalisers.
+    Read the running statistics of each ``VecNormalize`` around an environment.
 
     :param env: the environment
-    :param settings: include the settings, which do not change by stepping
-    :return: of each ``VecNormalize`` around the environment
+    :param settings: include the settings, which steps do not change
     """
     names = ("obs_rms", "ret_rms", *(SETTINGS if settings else ()))
     found = [link for link in chain(env) if isinstance(link, VecNormalize)]
@@ -112,12 +103,7 @@ def normalisers(env: VecEnv, settings: bool = False) -> list[dict[str, Any]]:
 
 
 def set_normalisers(env: VecEnv, states: list[dict[str, Any]]) -> None:
-    """
-    Set the running statistics of normalisers.
-
-    :param env: the environment
-    :param states: of :func:`normalisers`
-    """
+    """Set the running statistics of normalisers to states of :func:`normalisers`."""
     found = [link for link in chain(env) if isinstance(link, VecNormalize)]
     for wrapper, state in zip(found, states, strict=True):
         for name, value in state.items():

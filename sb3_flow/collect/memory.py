@@ -11,20 +11,14 @@ ALIGNMENT = 64
 
 
 class Layout:
-    """The places of named arrays in a block of memory; both processes have the same layout."""
+    """Assign places to named arrays in a block of memory; both processes have the same layout."""
 
     def __init__(self) -> None:
         self.size = 0
         self._arrays: dict[str, tuple[int, tuple[int, ...], str]] = {}
 
     def add(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        """
-        Reserve the place of an array.
-
-        :param name: of the array
-        :param shape: of the array
-        :param dtype: of the array
-        """
+        """Reserve the place of an array."""
         assert name not in self._arrays, name
         dtype = np.dtype(dtype)
         self._arrays[name] = (self.size, shape, dtype.str)
@@ -32,18 +26,18 @@ class Layout:
         self.size += -(-length // ALIGNMENT) * ALIGNMENT
 
     def view(self, block: mmap.mmap, name: str) -> np.ndarray:
-        """:return: an array in the shared memory, by its name"""
+        """Find an array in the shared memory by its name."""
         offset, shape, dtype = self._arrays[name]
         return np.ndarray(shape, dtype=dtype, buffer=block, offset=offset)
 
 
 def reserve(size: int) -> int:
     """
-    Reserve memory without a name: it vanishes with the last process that has it, however that process ends, and the size of
-    ``/dev/shm`` (64 MB in a container by default) does not limit it. Pages that are never written take no room.
+    Reserve memory without a name: this memory vanishes with the last process that has it, and the size of ``/dev/shm`` (64 MB
+    in a container by default) does not limit it. Pages that are never written take no room.
 
     :param size: in bytes
-    :return: a file descriptor, to be handed to the other process and to :func:`attach`
+    :return: a file descriptor for the other process and for :func:`attach`
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("sb3_flow", os.MFD_CLOEXEC)
@@ -55,13 +49,7 @@ def reserve(size: int) -> int:
 
 
 def attach(descriptor: int, size: int) -> mmap.mmap:
-    """
-    Map memory that :func:`reserve` reserved.
-
-    :param descriptor: of the memory; closed
-    :param size: in bytes
-    :return: the memory
-    """
+    """Map memory that :func:`reserve` reserved, and close its descriptor; the size is in bytes."""
     try:
         return mmap.mmap(descriptor, size)
     finally:

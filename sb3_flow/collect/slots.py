@@ -14,7 +14,7 @@ Observation = np.ndarray | dict[str, np.ndarray]
 @dataclass
 class RolloutSpec:
     """
-    Shapes and types of a rollout.
+    Hold the shapes and types of a rollout.
 
     :param n_steps: steps of each environment
     :param n_envs: number of environments
@@ -31,29 +31,29 @@ class RolloutSpec:
 
     @staticmethod
     def parts(observation: Observation) -> dict[str, np.ndarray]:
-        """:return: observations by key"""
+        """Return an observation's parts by key."""
         return observation if isinstance(observation, dict) else {"": observation}
 
     def whole(self, parts: dict[str, np.ndarray]) -> Observation:
-        """:return: the observation whose parts these are"""
+        """Put the parts of an observation together."""
         return parts[""] if list(self.observations) == [""] else parts
 
 
 class Rollout:
     """
-    A slot of shared memory for a rollout. Arrays are time-major:
+    Hold a rollout in a slot of shared memory. Arrays are time-major:
 
-    - ``observations``: by key, ``n_steps + 1``, of which the last observation follows the last step
+    - ``observations``: by key, ``n_steps + 1``; the last observation follows the last step
     - ``actions``, ``rewards`` (as the environments paid them), ``terminated``, ``truncated``, ``episode_starts``
-    - ``log_probs``, ``values``: of the policy that acted, both from one forward pass
-    - ``versions``: number of this policy, at each step
-    - ``final_places``, ``final_observations``: step and environment of each episode's end, and its last observation, which
-      the next episode's first one has replaced in ``observations``; the first ``counts[0]`` of them
+    - ``log_probs``, ``values``: numbers of the policy that acted, both from the same forward pass
+    - ``versions``: version of this policy, at each step
+    - ``final_places``, ``final_observations``: step and environment of each episode's end, and the episode's last observation,
+      which the next episode's first observation replaces in ``observations``; the first ``counts[0]`` entries are in use
 
     :param spec: shapes
-    :param layout: of the block; see :meth:`reserve`
+    :param layout: layout of the block, see :meth:`reserve`
     :param block: the shared memory
-    :param number: of the slot
+    :param number: number of the slot
     """
 
     def __init__(self, spec: RolloutSpec, layout: Layout, block: mmap.mmap, number: int):
@@ -71,13 +71,7 @@ class Rollout:
 
     @staticmethod
     def reserve(spec: RolloutSpec, layout: Layout, number: int) -> None:
-        """
-        Add the slot's arrays to the layout of a block.
-
-        :param spec: shapes
-        :param layout: to which the slot's arrays are added
-        :param number: of the slot
-        """
+        """Add the arrays of the slot of this number to the layout of a block."""
         rows = (spec.n_steps, spec.n_envs)
         fields: dict[str, tuple[tuple[int, ...], Any]] = {
             "final_places": ((spec.n_steps * spec.n_envs, 2), np.int64),
@@ -93,7 +87,7 @@ class Rollout:
         }
         for key, (shape, dtype) in spec.observations.items():
             fields[f"observations/{key}"] = ((spec.n_steps + 1, spec.n_envs, *shape), dtype)
-            # episodes may be one step long; room that is not used costs nothing
+            # each step may end an episode; room that is not used costs nothing
             fields[f"final_observations/{key}"] = ((spec.n_steps * spec.n_envs, *shape), dtype)
         for name, (shape, dtype) in fields.items():
             layout.add(f"{number}/{name}", shape, dtype)
@@ -104,22 +98,18 @@ class Rollout:
 
     def put_observation(self, step: int, observation: Observation) -> None:
         """
-        Write an observation.
+        Write the observations of all environments.
 
-        :param step: at which it is acted on; ``n_steps`` for the observation after the last step
-        :param observation: of all environments
+        :param step: number of the step that follows the observation; ``n_steps`` for the observation after the last step
+        :param observation: the environments' observations
         """
         for key, part in self.spec.parts(observation).items():
             self.observations[key][step] = part
 
     def put_step(self, step: int, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """
-        Write rewards and ends of episodes of a step, and the final observations.
+        Write the rewards, ends of episodes and final observations of a step.
 
-        :param step: number of the step
-        :param rewards: of all environments
-        :param dones: an episode ended
-        :param infos: of all environments
         :return: the infos without the terminal observations, which are in the slot now
         """
         self.rewards[step] = rewards
@@ -138,11 +128,11 @@ class Rollout:
         return infos
 
     def observation(self, step: int) -> Observation:
-        """:return: a copy of the observation at a step; see :meth:`put_observation`"""
+        """Copy the observation of a step, see :meth:`put_observation`."""
         return self.spec.whole({key: part[step].copy() for key, part in self.observations.items()})
 
     def finals(self) -> dict[int, dict[int, Observation]]:
-        """:return: copies of the final observations, by step and by environment"""
+        """Copy the final observations, by step and by environment."""
         found: dict[int, dict[int, Observation]] = {}
         for place, (step, env) in enumerate(self.final_places[: int(self.counts[0])].tolist()):
             final = {key: part[place].copy() for key, part in self.final_observations.items()}

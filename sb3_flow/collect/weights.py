@@ -10,7 +10,7 @@ from sb3_flow.collect.memory import ALIGNMENT, Layout
 
 
 def named_tensors(module: th.nn.Module) -> dict[str, th.Tensor]:
-    """:return: parameters and buffers by name, in the order of their names; shared ones once"""
+    """List parameters and buffers by name, in the order of their names; a shared tensor is listed once."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensors[name].detach() for name in sorted(tensors)}
 
@@ -26,12 +26,12 @@ def _length(tensor: th.Tensor) -> int:
 
 class PublishedWeights:
     """
-    The weights of a module as one flat vector, ordered by name, in two buffers: the writer fills the one that nobody is told
-    to read, then turns readers to it. The vector carries a digest of all names, shapes and types; a module with others, or
-    with the same shapes under other names, is refused by both sides.
+    Hold the weights of a module as a flat vector, ordered by name, in two buffers: the writer fills the buffer that readers do
+    not read, and then turns the readers to it. A digest of all names, shapes and types comes with the vector, and both sides
+    refuse a module of another digest.
 
-    :param module: whose weights are published or received
-    :param layout: of the block; see :meth:`reserve`
+    :param module: module whose weights are published or received
+    :param layout: layout of the block, see :meth:`reserve`
     :param block: the shared memory
     """
 
@@ -44,7 +44,7 @@ class PublishedWeights:
         tensors, buffers = named_tensors(module), th.from_numpy(layout.view(block, "weights/buffers"))
         needed = sum(map(_length, tensors.values()))
         if needed != buffers.shape[1]:
-            raise ValueError(f"The published weights take {buffers.shape[1]} bytes, but those of this module {needed}.")
+            raise ValueError(f"The published weights take {buffers.shape[1]} bytes, but this module's weights take {needed}.")
         for flat in buffers:
             views, start = {}, 0
             for name, tensor in tensors.items():
@@ -56,12 +56,7 @@ class PublishedWeights:
 
     @staticmethod
     def reserve(module: th.nn.Module, layout: Layout) -> None:
-        """
-        Add the vectors of the weights to the layout of a block.
-
-        :param module: whose weights will be published
-        :param layout: to which the arrays are added
-        """
+        """Add the arrays for the weights of a module to the layout of a block."""
         size = sum(map(_length, named_tensors(module).values()))
         layout.add("weights/publications", (1,), np.int64)
         layout.add("weights/versions", (2,), np.int64)
@@ -69,12 +64,12 @@ class PublishedWeights:
         layout.add("weights/buffers", (2, size), np.uint8)
 
     def _checked(self) -> dict[str, th.Tensor]:
-        """:return: the module's tensors, if they are the published ones"""
+        """Return the module's tensors, if their digest is the published digest."""
         tensors = named_tensors(self.module)
         if _digest(tensors) != self._stored.tobytes():
             raise ValueError(
-                "The names, shapes and types of this module's weights are not those of the published weights, so that they "
-                f"cannot be copied. This module has {[(name, tuple(tensor.shape)) for name, tensor in tensors.items()]}."
+                "This module's weights have other names, shapes or types than the published weights, so that they cannot be "
+                f"copied. This module has {[(name, tuple(tensor.shape)) for name, tensor in tensors.items()]}."
             )
         return tensors
 
@@ -87,7 +82,7 @@ class PublishedWeights:
         """
         Publish the module's weights.
 
-        :param version: their number
+        :param version: number of the weights
         :raises ValueError: if the module has other weights than at the first publication
         """
         number = int(self._publications[0]) + 1
@@ -103,8 +98,8 @@ class PublishedWeights:
         """
         Copy the published weights into the module.
 
-        :return: their version
-        :raises ValueError: if the module has other weights than those published
+        :return: version of the weights
+        :raises ValueError: if the published weights are of another module
         """
         tensors = self._checked()
         while True:

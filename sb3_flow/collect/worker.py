@@ -26,26 +26,20 @@ from sb3_flow.on_policy.finite import decide
 
 SIGNALS = ("heartbeat", "cancelled")
 """Numbers in shared memory: steps that the collector has made; 1 while the learner takes its requests back."""
-PR_SET_PDEATHSIG = 1  # of Linux's <sys/prctl.h>
-GRACE = 5.0  # seconds to end by itself, after the learner is gone
-
+PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
+GRACE = 5.0  # seconds in which the collector may end by itself, after the learner is gone
 
 RandomState = tuple[Any, Any, Any, Any]
 
 
 def random_state(actions: np.random.Generator | None) -> RandomState:
-    """:return: states of the global generators of torch, NumPy and Python, and of the generator of native actions"""
+    """Read the states of the global generators of torch, NumPy and Python, and of the generator of native actions."""
     of_actions = None if actions is None else actions.bit_generator.state
     return th.get_rng_state(), np.random.get_state(), random.getstate(), of_actions
 
 
 def set_random_state(state: RandomState, actions: np.random.Generator | None) -> None:
-    """
-    Put random generators into a state of :func:`random_state`.
-
-    :param state: to restore
-    :param actions: generator of native actions
-    """
+    """Put the same generators into a state of :func:`random_state`."""
     th.set_rng_state(state[0])
     np.random.set_state(state[1])
     random.setstate(state[2])
@@ -54,14 +48,14 @@ def set_random_state(state: RandomState, actions: np.random.Generator | None) ->
 
 
 def no_learning(_: float) -> float:
-    """:return: a learning rate for the replica's optimizer, which is never used"""
+    """Return a learning rate for the replica's optimizer, which is never used."""
     return 0.0
 
 
 class Channel:
     """
-    The collector's end of the pipe. One thread reads, so that requests are taken and the learner's death is noticed while the
-    environments step; one thread writes, so that stepping goes on while the learner is busy and does not read.
+    Serve the collector's end of the pipe. A thread reads, so that the collector notices requests and the learner's death while
+    the environments step; another thread writes, so that the environments step on while the learner does not read.
     """
 
     def __init__(self, connection: Connection):
@@ -81,7 +75,7 @@ class Channel:
             self.closed.set()
             self._requests.put(None)
         time.sleep(GRACE)
-        # an environment hangs; its processes, if any, are of this group, which is this process's own
+        # an environment hangs; its processes, if it has any, are in this process's own group
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(1)
@@ -94,7 +88,7 @@ class Channel:
             self.closed.set()
 
     def receive(self) -> Any:
-        """:return: the next message of the learner, None if it is gone"""
+        """Wait for the next message of the learner; None if the learner is gone."""
         message = self._requests.get()
         return None if message is None else pickle.loads(message)
 
@@ -103,17 +97,17 @@ class Channel:
         self._outgoing.put(pickle.dumps(message))
 
     def flush(self) -> None:
-        """Wait until all is sent, or the learner is gone."""
+        """Wait until all messages are sent, or the learner is gone."""
         self._outgoing.put(None)
         self._writer.join(GRACE)
 
 
 class Worker:
     """
-    The collector's work: stepping the environments as the learner asks.
+    Step the environments as the learner asks.
 
-    :param channel: to the learner
-    :param descriptor: of the shared memory
+    :param channel: channel to the learner
+    :param descriptor: descriptor of the shared memory
     :param setup: the learner's first message
     """
 
@@ -125,7 +119,6 @@ class Worker:
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
         self.policy = policy_class(*arguments, no_learning, **kwargs)
         self.policy.set_training_mode(False)
-        # compiled loops, where the learner has them
         self.native: Any = None
         if setup["native"]:
             from sb3_flow.on_policy.native_learner import NativeLoops  # only where numba can be used
@@ -135,15 +128,14 @@ class Worker:
         self.weights = PublishedWeights(self.policy, layout, block)
         self.spec = setup["spec"]
         self.rollouts = [Rollout(self.spec, layout, block, number) for number in range(setup["n_slots"])]
-        # the freshest weights at each step, instead of one version for the whole rollout
-        self.fresh: bool = setup["fresh"]
+        self.fresh: bool = setup["fresh"]  # take the freshest weights at each step, not the same for the whole rollout
         self.sde_sample_freq: int = setup["sde_sample_freq"]
         self.env = unpack(setup["env"])
         self.observation: Any = None
         self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
 
     def run(self) -> None:
-        """Do what the learner asks until it closes the pipe."""
+        """Answer the learner's requests until the learner closes the pipe."""
         self.channel.send("ready")
         while True:
             since = time.perf_counter()
@@ -156,19 +148,13 @@ class Worker:
             else:
                 self.collect(time.perf_counter() - since, *arguments)
 
-    def begin(
-        self,
-        reset: bool,
-        coming_reset: Any,
-        statistics: list[dict[str, Any]],
-        random: int | RandomState,
-    ) -> None:
+    def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: int | RandomState) -> None:
         """
         Prepare the first rollout of ``learn``.
 
         :param reset: reset the environments
         :param coming_reset: seeds and options of this reset
-        :param statistics: of the normalisers
+        :param statistics: statistics of the normalisers
         :param random: seed or states of the random generators
         """
         if isinstance(random, int):
@@ -185,11 +171,11 @@ class Worker:
 
     def collect(self, waited: float, number: int, state: RandomState | None) -> None:
         """
-        Fill a slot, unless the learner cancels that.
+        Fill a slot, unless the learner cancels the request.
 
-        :param waited: seconds this request was waited for
-        :param number: of the slot
-        :param state: of the random generators, None to leave them
+        :param waited: seconds for which the collector waited for this request
+        :param number: number of the slot
+        :param state: state of the random generators, None to leave them
         """
         if state is not None:
             set_random_state(state, self.generator)
@@ -230,7 +216,7 @@ class Worker:
         self.channel.send("rollout", number, news)
 
     def act(self) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """:return: actions, values and log-probabilities of the replica"""
+        """Draw actions by the replica; return actions, values and log-probabilities."""
         if self.native is not None:
             assert self.generator is not None
             return self.native.act(self.observation, self.generator)
@@ -239,10 +225,10 @@ class Worker:
 
 
 def wake_with_parent() -> None:
-    """Have the kernel wake this process, if it is stopped, when its parent dies, so that it notices and ends. Linux only."""
+    """Have Linux wake this process, if it is stopped, when its parent dies, so that this process notices that and ends."""
     if sys.platform == "linux":
-        # not SIGKILL: it is sent as well when the parent's thread that started this process ends, where waking does no harm;
-        # and environments are closed
+        # SIGCONT does no harm when the parent's thread that started this process ends, which sends the signal, too; after
+        # SIGKILL, the environments would not be closed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
@@ -256,7 +242,7 @@ def main(pipe: int, memory: int) -> None:
     wake_with_parent()
     th.set_num_threads(1)
     for descriptor in (pipe, memory):
-        os.set_inheritable(descriptor, False)  # an environment's processes shall not keep them open
+        os.set_inheritable(descriptor, False)  # an environment's processes shall not keep these open
     channel = Channel(Connection(pipe))
     status, worker = 0, None
     try:
@@ -278,4 +264,4 @@ def main(pipe: int, memory: int) -> None:
             worker.env.close()
     except Exception:
         traceback.print_exc()
-    os._exit(status)  # threads and libraries have nothing to add
+    os._exit(status)  # without waiting for threads

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sb3_flow.kernels.array_arguments import check_choice as check_choice  # rooms above take every check from here
+from sb3_flow.compiled.choices import check_choice as check_choice  # rooms above take every check from here
 
 
 def check_minimum(minimum: float, **arguments: float) -> None:

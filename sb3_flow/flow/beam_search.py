@@ -4,10 +4,10 @@ from typing import Literal
 
 import torch as th
 
+from sb3_flow.compiled.choices import check_choice
 from sb3_flow.flow.flow_map import AverageVelocity, flow_map_sample, jump
 from sb3_flow.flow.guidance import Aggregation, Critic, action_gradient, aggregate_q, q_guided_projection
 from sb3_flow.flow.noise import NoiseSource
-from sb3_flow.kernels.array_arguments import check_choice
 
 
 def best_of_n(candidates: th.Tensor, q_values: th.Tensor, aggregation: Aggregation = "min") -> th.Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from sb3_flow.compiled import Loop, inlined
-from sb3_flow.kernels.array_arguments import FLOAT32, INT64, NDARRAY, shown
+from sb3_flow.compiled.choices import shown
+from sb3_flow.kernels.array_arguments import FLOAT32, INT64, NDARRAY
 
 GAMMA, FIRST, SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 LOW = np.uint64(2**32 - 1)

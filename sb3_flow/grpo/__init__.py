@@ -1,4 +1,4 @@
-"""GRPO and GSPO, which compare a trajectory with its peers instead of asking a critic; environments that start in groups."""
+"""GRPO and GSPO, which compare a trajectory with its peers and need no critic; environments that start in groups."""
 
 from sb3_flow.grpo.grouped_starts import GroupedStart, group_starts, has_grouped_starts
 from sb3_flow.grpo.grpo import GRPO

@@ -14,23 +14,23 @@ class GroupedStart(gym.Wrapper, RecordConstructorArgs):
     """
     Start the e-th episode of every member of a group in the same state.
 
-    Each environment decides by itself, from the group's seed and its own count of episodes. So it works in any VecEnv and
-    through its automatic resets, also where the members' episodes differ in length:
+    Each environment derives its start from the group's seed and its own count of episodes. So the wrapper works in any VecEnv
+    and through automatic resets, also if the members' episodes differ in length:
 
         env = make_vec_env("CartPole-v1", n_envs=8, wrapper_class=GroupedStart)
 
-    The algorithm tells every environment its group by :func:`group_starts`; before that the wrapper changes nothing.
+    The algorithm tells every environment its group by :func:`group_starts`; before this call the wrapper changes nothing.
 
-    A seed fixes an environment's start and all random numbers after it. Members that shared these too would differ by
-    their actions alone, and a deterministic policy's group would have no spread. So after the start every member goes on
-    with random numbers of its own, unless ``shared_noise``. This concerns the environment's ``np_random``, where Gymnasium
-    environments draw; numbers from elsewhere are left alone.
+    A seed fixes an environment's start and all random numbers after it. Members that shared these numbers, too, would differ
+    by their actions alone, and a deterministic policy's group would have no spread. So after the start every member draws its
+    own random numbers, unless ``shared_noise`` is set. The wrapper replaces the environment's ``np_random``, by which
+    Gymnasium environments draw; other generators are left alone.
 
     :param env: environment whose ``reset(seed=...)`` decides its start
     :param group: number of the group
     :param member: number within the group
-    :param seed: the group's seed, not negative; ``None``: change nothing
-    :param shared_noise: share the random numbers after the start too ("common random numbers")
+    :param seed: the group's seed, not negative; None: change nothing
+    :param shared_noise: share the random numbers after the start, too ("common random numbers")
     :raises ValueError: if a number is negative
     """
 
@@ -43,12 +43,8 @@ class GroupedStart(gym.Wrapper, RecordConstructorArgs):
 
     def join_group(self, group: int, member: int, seed: int | None, shared_noise: bool = False) -> None:
         """
-        From the next reset on, be this member of this group; its episodes are counted from 0 again.
+        Join a group from the next reset on, and count episodes from 0 again; the constructor explains the arguments.
 
-        :param group: see the constructor
-        :param member: see the constructor
-        :param seed: see the constructor
-        :param shared_noise: see the constructor
         :raises ValueError: if a number is negative
         """
         check_minimum(0, group=group, member=member, seed=0 if seed is None else seed)
@@ -60,18 +56,18 @@ class GroupedStart(gym.Wrapper, RecordConstructorArgs):
         """
         Start an episode.
 
-        :param seed: an explicit seed is passed on as it is; that start belongs to no group, and the count of episodes begins
-            again, since a seed makes what follows repeatable
+        :param seed: a seed is passed on as it is; the start then belongs to no group, and the count of episodes begins again,
+            so that all later episodes repeat with the seed
         :param options: passed on
         :return: first observation and info
         """
         if seed is not None or self.group_seed is None:
             self.episode = 0
             return self.env.reset(seed=seed, options=options)
-        # Spawn keys, since plain entropy is padded with zeros: [seed, group, episode] would equal [seed, group, episode, 0]
+        # Spawn keys, because entropy is padded with zeros: [seed, group, episode] would equal [seed, group, episode, 0]
         key = (self.group, self.episode)
         start = np.random.SeedSequence(self.group_seed, spawn_key=key)
-        # 31 bits: also what environments accept that hand their seed to a C int
+        # 31 bits, for environments that convert their seed to a C int
         result = self.env.reset(seed=int(start.generate_state(1)[0]) >> 1, options=options)
         if not self.shared_noise:
             noise = np.random.SeedSequence(self.group_seed, spawn_key=(*key, self.member))
@@ -81,7 +77,7 @@ class GroupedStart(gym.Wrapper, RecordConstructorArgs):
 
 
 def has_grouped_starts(env: VecEnv) -> bool:
-    """:return: whether every environment is wrapped in :class:`GroupedStart`"""
+    """Say whether every environment is wrapped in :class:`GroupedStart`."""
     return all(env.env_is_wrapped(GroupedStart))
 
 
@@ -89,10 +85,8 @@ def check_groups(env: VecEnv, group_size: int) -> None:
     """
     Refuse environments that cannot form groups.
 
-    :param env: N environments
-    :param group_size: G, members of a group
-    :raises ValueError: if G is less than 2 or does not divide N, or if an environment is not wrapped in
-        :class:`GroupedStart`
+    :raises ValueError: if the size is less than 2 or does not divide the number of environments, or if an environment is not
+        wrapped in :class:`GroupedStart`
     """
     check_minimum(2, group_size=group_size)
     if env.num_envs % group_size:
@@ -108,16 +102,15 @@ def check_groups(env: VecEnv, group_size: int) -> None:
 
 def group_starts(env: VecEnv, seeds: np.ndarray, group_size: int, shared_noise: bool = False) -> None:
     """
-    Form groups of neighbouring environments, from the next reset on: environment i is member i % G of group i // G.
-
-    Seeds that ``VecEnv.seed`` left for the next reset are dropped, as they would give every environment a start of its own.
+    Form groups of neighbouring environments, from the next reset on: environment i is member i % G of group i // G. Seeds that
+    ``VecEnv.seed`` left for the next reset are dropped, since they would give every environment a start of its own.
 
     :param env: N environments, each wrapped in :class:`GroupedStart`
-    :param seeds: one per group, not negative, shape (N / G,)
+    :param seeds: the groups' seeds, not negative, shape ``(N / G,)``
     :param group_size: G, members of a group, at least 2
     :param shared_noise: see :class:`GroupedStart`
-    :raises ValueError: if G is less than 2 or does not divide N, if there is not one seed per group, or if an environment is
-        not wrapped
+    :raises ValueError: if G is less than 2 or does not divide N, if the number of seeds is not the number of groups, or if an
+        environment is not wrapped
     """
     check_groups(env, group_size)
     if np.shape(seeds) != (env.num_envs // group_size,):
@@ -127,5 +120,5 @@ def group_starts(env: VecEnv, seeds: np.ndarray, group_size: int, shared_noise: 
     for index in range(env.num_envs):
         group, member = divmod(index, group_size)
         env.env_method("join_group", group, member, int(seeds[group]), shared_noise, indices=index)
-    # SB3 2.9.2: `VecEnv.seed(None)` would draw new seeds, and nothing public forgets them
+    # SB3 2.9.2 has no public method for this: `VecEnv.seed(None)` would draw new seeds
     env.unwrapped._reset_seeds()

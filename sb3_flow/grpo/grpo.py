@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation (GRPO) and group sequence policy optimisation (GSPO) for environments."""
+"""Group-relative policy optimisation (GRPO) for environments."""
 
 import warnings
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -25,40 +25,41 @@ GroupBy = Literal["start", "none"]
 
 class GRPO(PPO):
     """
-    PPO without a critic: peers tell the worth of an action (GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO), in a
-    form made for control. G environments of a group start an episode in the same state; at each step of it the
-    return from there on is compared with that of the peers that are still alive (``credit="return_to_go"``). The published
-    form, one number for the whole episode, is ``credit="outcome"``; it learns far more slowly in control.
+    Train by PPO without a critic: a comparison with peers gives the advantage of an action (GRPO, arXiv 2402.03300; Dr. GRPO,
+    arXiv 2503.20783; RLOO), in a form made for control. The G environments of a group start an episode in the same state. At
+    each step, the return from this step on is compared with the returns of the peers that are still alive
+    (``credit="return_to_go"``). The published form, ``credit="outcome"``, gives all steps of an episode the same advantage,
+    and learns far more slowly in control.
 
     The starts are shared by a wrapper inside the environments::
 
         env = make_vec_env("CartPole-v1", n_envs=16, wrapper_class=GroupedStart)
         model = GRPO("MlpPolicy", env, group_size=8)
 
-    Rollouts are whole episodes: all environments are reset, and each plays one episode of at most ``n_steps`` steps. Those
-    that finish early go on stepping until the last one has finished; these steps count as time steps, but nothing is learned
-    from them (``rollout/alive_share`` tells how many count). Nothing is bootstrapped, so what is optimised is the return
-    within the time limit.
+    Rollouts are whole episodes: all environments are reset, and each plays an episode of at most ``n_steps`` steps. An
+    environment that finishes early steps on until the last environment has finished; these steps count as time steps, but
+    nothing is learned from them (``rollout/alive_share`` is the share of the other steps). Nothing is bootstrapped, so GRPO
+    maximises the return within the time limit.
 
-    Arguments that are not listed are those of :class:`sb3_flow.PPO`; ``gae_lambda`` and ``clip_range_vf`` have no effect
-    without a critic and are there so that a script for PPO runs.
+    :class:`sb3_flow.PPO` explains the arguments that are not listed here. ``gae_lambda`` and ``clip_range_vf`` have no effect
+    without a critic; they exist so that a script for PPO runs.
 
-    :param n_steps: longest episode, in steps; a longer one is cut off there, with a warning if all of a rollout are
-    :param gamma: discount factor of the returns that are compared; those of ``credit="outcome"`` and "process" have none
+    :param n_steps: longest episode, in steps; longer episodes are cut off, with a warning if a rollout cuts all of them off
+    :param gamma: discount factor of the compared returns; ``credit="outcome"`` and "process" do not discount
     :param vf_coef: weight of the value loss, with ``baseline="critic"`` only
     :param group_size: G, members of a group, at least 2; must divide the number of environments
     :param group_by: "start" (the members of a group share the start, which needs the wrapper) or "none" (all environments
-        are each other's peers; for environments that cannot be seeded)
+        are peers, for environments that cannot be seeded)
     :param credit: "return_to_go", "outcome" (the episode's undiscounted return for each of its steps), "pooled"
         (return-to-go against all environments), or "process" (step rewards by the group's mean and deviation, summed over
         the later steps)
     :param baseline: subtracted from the returns: "loo" (mean of the other members, which leaves the gradient unbiased),
-        "mean", "median", "min", or "critic": a value function is learned, and what it did not foresee is compared by "loo"
+        "mean", "median", "min", or "critic": a value function is learned, and its errors are compared by "loo"
     :param scale: divide by the standard deviation of the "batch" or of the "group" (GRPO), or by "none" (Dr. GRPO)
-    :param ddof: of the standard deviation: 0 or 1
-    :param aggregation: "step": all steps weigh the same (DAPO); "episode": all episodes do (GRPO); "constant": the sum over
-        an episode's steps, divided by ``n_steps`` (Dr. GRPO)
-    :param shared_noise: let the members share the random numbers after the start too, so that only their actions differ
+    :param ddof: delta degrees of freedom of the standard deviation, 0 or 1
+    :param aggregation: "step": all steps have the same weight (DAPO); "episode": all episodes have the same weight (GRPO);
+        "constant": the sum over an episode's steps, divided by ``n_steps`` (Dr. GRPO)
+    :param shared_noise: let the members share the random numbers after the start, too, so that only their actions differ
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -119,7 +120,7 @@ class GRPO(PPO):
         if baseline == "critic":
             self.policy_aliases = PPO.policy_aliases  # type: ignore[misc]
         with warnings.catch_warnings():
-            # SB3's advice that the minibatch divide the rollout, whose length here is the episodes'
+            # SB3 advises that the minibatch divide the rollout, but episodes decide the length of these rollouts
             warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
             super().__init__(advantage="group", **given)
 
@@ -149,16 +150,10 @@ class GRPO(PPO):
         warn_without_effect(self, group_size=no_groups, shared_noise=no_groups, baseline=process, scale=process, ddof=unscaled)
 
     def _setup_model(self) -> None:
-        self._check_options()  # here, since `load` sets attributes too
-        starts = self._starts  # of a loaded model, which goes on with its own
-        self.groups = Groups(
-            size=self.group_size if self.group_by == "start" else None,
-            credit=self.credit,
-            baseline=self.baseline,
-            scale=self.scale,
-            ddof=self.ddof,
-            aggregation=self.aggregation,
-        )
+        self._check_options()  # here, since `load` sets attributes, too
+        starts = self._starts  # a loaded model goes on with its own generator
+        size = self.group_size if self.group_by == "start" else None
+        self.groups = Groups(size, self.credit, self.baseline, self.scale, self.ddof, self.aggregation)
         if self.group_by == "start" and self.env is not None:
             check_groups(self.env, self.group_size)
         super()._setup_model()
@@ -168,7 +163,7 @@ class GRPO(PPO):
         """
         Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of the groups' starts.
 
-        :param seed: without a seed, the starts are seeded from NumPy's global generator
+        :param seed: None: the starts are seeded from NumPy's global generator
         """
         super().set_random_seed(seed)
         self._starts = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)

@@ -16,17 +16,18 @@ from sb3_flow.on_policy.reference import ReferencePolicy
 
 class GSPO(GRPO):
     """
-    GRPO with one importance ratio for a whole episode, ``s = exp(mean_t log w_t)`` (arXiv 2507.18071). Minibatches are
-    whole episodes, together at least ``batch_size`` steps. Experimental in control: its gradient steps are few.
+    Train by GRPO with the same importance ratio for all steps of an episode, ``s = exp(mean_t log w_t)`` (arXiv 2507.18071).
+    Minibatches are whole episodes, together at least ``batch_size`` steps. This is experimental in control, since an update
+    takes few gradient steps.
 
-    **The clip ranges are scaled for control.** The published 3e-4 and 4e-4 belong to answers of thousands of tokens and stop
-    all learning on control tasks. The mean of L independent log-ratios is smaller than one of them by sqrt(L), so
-    ``clip_range`` and ``clip_range_high`` are given as for PPO and divided by the square root of the rollout's mean episode
-    length; ``length_scaled_clip=False`` takes them as they are.
+    **The clip ranges are scaled for control.** The published 3e-4 and 4e-4 suit answers of thousands of tokens, and stop all
+    learning on control tasks. The mean of L independent log-ratios is smaller than a single log-ratio by sqrt(L). So
+    ``clip_range`` and ``clip_range_high`` are given as for PPO, and divided by the square root of the rollout's mean episode
+    length, unless ``length_scaled_clip=False``.
 
-    Arguments that are not listed are those of :class:`sb3_flow.GRPO`.
+    :class:`sb3_flow.GRPO` explains the arguments that are not listed here.
 
-    :param credit: "outcome" as published; step-wise credits are averaged over the episode by "gspo", and go well with
+    :param credit: "outcome" as published; "gspo" averages step-wise credits over the episode, which go well with
         ``policy_loss="gspo_token"``
     :param policy_loss: "gspo" or "gspo_token"
     :param length_scaled_clip: divide the clip ranges by the square root of the mean episode length

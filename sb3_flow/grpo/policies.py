@@ -10,20 +10,17 @@ from torch import nn
 
 
 class NoValue(nn.Module):
-    """In place of a value head: zeros, and no parameters."""
+    """Stand in for a value head, without parameters."""
 
     def forward(self, latent: th.Tensor) -> th.Tensor:
-        """
-        :param latent: shape ``(B, size)``
-        :return: zeros, shape ``(B, 1)``
-        """
+        """Return zeros, shape ``(B, 1)``, for latents of shape ``(B, size)``."""
         return latent.new_zeros(len(latent), 1)
 
 
 class ActorPolicy(ActorCriticPolicy):
     """
-    SB3's actor-critic policy without its critic: the same actor, the same arguments (the ``vf`` part of ``net_arch`` is
-    ignored), values of 0. SB3 tools that expect an ``ActorCriticPolicy`` work with it.
+    Act by SB3's actor-critic policy without its critic: the actor and the arguments are the same, values are 0, and the ``vf``
+    part of ``net_arch`` is ignored. SB3's tools that expect an ``ActorCriticPolicy`` work with this policy.
     """
 
     has_critic = False
@@ -37,17 +34,17 @@ class ActorPolicy(ActorCriticPolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
         self.value_net = NoValue()  # type: ignore[assignment]
-        # without the parameters of the head that SB3 built
+        # an optimizer without the parameters of the head that SB3 built
         optimizer_kwargs: dict[str, Any] = self.optimizer_kwargs
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **optimizer_kwargs)  # type: ignore[call-arg]
 
 
 class ActorCnnPolicy(ActorPolicy, ActorCriticCnnPolicy):
-    """Of images: SB3's ``ActorCriticCnnPolicy`` without its critic."""
+    """Act on images by SB3's ``ActorCriticCnnPolicy`` without its critic."""
 
 
 class MultiInputActorPolicy(ActorPolicy, MultiInputActorCriticPolicy):
-    """Of Dict observations: SB3's ``MultiInputActorCriticPolicy`` without its critic."""
+    """Act on Dict observations by SB3's ``MultiInputActorCriticPolicy`` without its critic."""
 
 
 MlpPolicy, CnnPolicy, MultiInputPolicy = ActorPolicy, ActorCnnPolicy, MultiInputActorPolicy

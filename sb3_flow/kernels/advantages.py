@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sb3_flow.compiled import Loop, compiled
+from sb3_flow.compiled.choices import shown
 from sb3_flow.kernels.array_arguments import (
     BOOL,
     FLOAT32,
@@ -21,7 +22,6 @@ from sb3_flow.kernels.array_arguments import (
     flag_array,
     float_array,
     numeric,
-    shown,
 )
 from sb3_flow.kernels.recurrence import CHUNK, all_finite, solve, solve_in_order
 from sb3_flow.kernels.sequences import check_discounts, check_sequences, continuations, explain, shapes_fit, td_errors
@@ -47,9 +47,9 @@ def compute_gae(
     :param last_values: V of the observation after the last step, shape ``(N,)`` (a number for ``(T,)``); None if ``values``
         has T + 1 rows, or if every trajectory ends at the last step
     :param terminated: bool, same shape as ``rewards``; None: nowhere
-    :param truncated: likewise, and then ``final_values`` must be given
-    :param final_values: V of each step's final observation (not of the reset one), same shape; looked at only where truncated
-        and not terminated
+    :param truncated: bool, same shape; ``final_values`` must then be given
+    :param final_values: V of each step's final observation, before the reset, same shape; read only where truncated and not
+        terminated
     :param gamma: discount factor
     :param gae_lambda: trade-off of bias and variance
     :return: advantages and returns, shape and dtype of ``rewards``
@@ -57,22 +57,22 @@ def compute_gae(
     """
     factors = check_discounts(gamma, gae_lambda)
     try:
-        # numba's dispatcher may take masked arrays for plain ones, and swapped bytes for native ones, once it has seen others
+        # numba's dispatcher may take masked arrays for plain arrays, and swapped bytes for native bytes
         dtype, ends = rewards.dtype, np.zeros(rewards.shape, BOOL) if terminated is None else terminated
         plain = type(rewards) is type(values) is type(last_values) is type(ends) is NDARRAY
         plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
         known = plain and (dtype is FLOAT32 or dtype is FLOAT64) and values.dtype is last_values.dtype is dtype  # type: ignore[union-attr]
         if known and (final_values is None or final_values.dtype is dtype):
-            out = np.empty((2, *rewards.shape), dtype)  # one allocation, and one argument less to unpack
+            out = np.empty((2, *rewards.shape), dtype)  # a single array is faster to allocate and to pass
             if _gae.call(rewards, values, last_values, ends, truncated, final_values, *factors, out):
                 return out[0], out[1]
     except Exception:  # numba's are of many kinds
         pass
-    # Something needs to be converted or compiled, or is wrong
+    # An argument needs to be converted or is wrong, or the loop needs to be compiled
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
     out = np.empty((2, *arrays[0].shape), arrays[0].dtype)
     if not _gae.checked(*arrays, *factors, out):
-        explain(*arrays)
+        explain(arrays)
     if rewards.ndim == 1:
         return out[0, :, 0], out[1, :, 0]
     return out[0], out[1]
@@ -91,21 +91,12 @@ def compute_lambda_returns(
 ) -> np.ndarray:
     """
     Compute TD(lambda) returns G_t = r_t + gamma [(1 - lambda) V'_t + lambda G_{t+1}], G = V' where a trajectory or the arrays
-    end: the returns of :func:`compute_gae`, whose arguments these are.
+    end: the returns of :func:`compute_gae`, which explains the arguments.
 
     :return: shape and dtype of ``rewards``
     :raises ValueError: as :func:`compute_gae`
     """
-    return compute_gae(
-        rewards,
-        values,
-        last_values=last_values,
-        terminated=terminated,
-        truncated=truncated,
-        final_values=final_values,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )[1]
+    return compute_gae(**locals())[1]
 
 
 def compute_gae_sb3(
@@ -124,7 +115,7 @@ def compute_gae_sb3(
     :param values: same shape and dtype
     :param episode_starts: same shape and dtype: 1 where the step is the first of an episode
     :param last_values: V of the observation after the last step, shape ``(N,)``
-    :param dones: whether the last step ended an episode, shape ``(N,)``, any dtype
+    :param dones: 1 or True if the last step ended an episode, shape ``(N,)``, any dtype
     :param gamma: discount factor, a Python float as in SB3 (it is rounded to the arrays' dtype)
     :param gae_lambda: trade-off of bias and variance
     :return: advantages and returns, same shape and dtype
@@ -157,15 +148,15 @@ def batch_compute_gae(
     terminated: Sequence[bool] | np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """
-    Compute :func:`compute_gae` of separate trajectories of different lengths, in one call of the loop.
+    Compute :func:`compute_gae` of separate trajectories of different lengths, in a single call of the loop.
 
-    :param rewards: one array of shape ``(T_i,)`` per trajectory, all of one dtype
-    :param values: shape ``(T_i,)``, or ``(T_i + 1,)`` with the value of the last observation (all of them alike)
+    :param rewards: an array of shape ``(T_i,)`` for each trajectory, all of the same dtype
+    :param values: arrays of shape ``(T_i,)``, or all of ``(T_i + 1,)`` with the value of the last observation
     :param gamma: discount factor
     :param gae_lambda: trade-off of bias and variance
-    :param last_values: values of the last observations, one per trajectory; None if ``values`` holds them, or if all
-        trajectories terminate
-    :param terminated: whether a trajectory ends in a terminal state, one per trajectory; None: none does
+    :param last_values: value of each trajectory's last observation; None if ``values`` holds these, or if all trajectories
+        terminate
+    :param terminated: True for each trajectory that ends in a terminal state; None: no trajectory does
     :return: advantages and returns, one array of shape ``(T_i,)`` per trajectory
     :raises ValueError: if numbers of trajectories or lengths differ, or as :func:`compute_gae`
     """
@@ -173,9 +164,8 @@ def batch_compute_gae(
         if given is not None or name in ("rewards", "values"):
             _check_entries(name, given, len(rewards) if name != "rewards" else None)
     n = len(rewards)
-    ends = (
-        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
-    )
+    given_ends = np.zeros(n, BOOL) if terminated is None else numeric("terminated", terminated, "biuf")
+    ends = flag_array("terminated", given_ends, (n,))
     following = None if last_values is None else numeric("last_values", last_values)
     if not n:
         check_discounts(gamma, gae_lambda)
@@ -190,9 +180,6 @@ def batch_compute_gae(
         if r.ndim != 1 or not r.size:
             raise ValueError(f"`rewards[{i}]` must have shape (T,), at least one step, but {r.shape} was given.")
         check_shape(f"values[{i}]", v.shape, (r.size + longer,))
-    ends = (
-        np.zeros(n, BOOL) if terminated is None else flag_array("terminated", numeric("terminated", terminated, "biuf"), (n,))
-    )
     if longer:
         bootstrap = np.array([v[-1] for v in values], dtype)
     elif following is not None:
@@ -255,7 +242,7 @@ def _gae(rewards, values, last_values, terminated, truncated, final_values, gamm
 
 @compiled(fastmath=False)
 def _gae_sb3(rewards, values, episode_starts, last_values, dones, gamma, factor, advantages, returns):
-    # The order of operations, and no fused ones, are what makes it equal to SB3
+    # The order of operations, none of which are fused, makes the result equal to SB3's
     n_envs = last_values.size
     r, v, starts, a, ret = rewards.ravel(), values.ravel(), episode_starts.ravel(), advantages.ravel(), returns.ravel()
     g, gl = a.dtype.type(gamma), a.dtype.type(factor)

@@ -1,6 +1,6 @@
 """
-Checks of the kernels' arguments. An array that is already as the loops want it costs a few attribute comparisons; finiteness
-is judged by the result, and the arguments are searched only where that is not finite.
+Checks of the kernels' arguments, whose ``name`` is the argument's name in a message. An array that already is as the loops
+want it costs a few comparisons of attributes. The arguments are searched for NaN only if a result is not finite.
 """
 
 from typing import Any
@@ -8,31 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sb3_flow.compiled.choices import shown
+
 Shape = tuple[int, ...]
 
 NDARRAY = np.ndarray
 FLOAT32, FLOAT64, BOOL, INT64 = (np.dtype(kind) for kind in (np.float32, np.float64, np.bool_, np.int64))
 
 
-def shown(given: Any) -> str:
-    """
-    Show an argument in an error message.
-
-    :param given: the argument
-    :return: at most 60 characters
-    """
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 60 else f"{text[:56]} ..."
-
-
 def number(name: str, given: Any) -> float:
     """
-    Check that an argument is a real number.
+    Convert a number of Python, NumPy or torch to a float.
 
-    :param name: the argument's name
-    :param given: a number of Python, NumPy or torch
-    :return: the number
-    :raises ValueError: if it is none
+    :raises ValueError: if the argument is not a real number
     """
     kind = getattr(getattr(given, "dtype", None), "kind", "f")
     if not isinstance(given, (str, bytes)) and kind in "fiub" and not getattr(given, "ndim", 0):
@@ -45,14 +33,9 @@ def number(name: str, given: Any) -> float:
 
 def check_range(name: str, given: Any, low: float, high: float) -> float:
     """
-    Check a number's range.
+    Convert a number to a float, if it is in [low, high].
 
-    :param name: the argument's name
-    :param given: the argument
-    :param low: smallest number that is allowed
-    :param high: largest number that is allowed
-    :return: the number
-    :raises ValueError: if ``given`` is not in [low, high], or not a number
+    :raises ValueError: if the argument is not a number, or not in this range
     """
     value = number(name, given)
     if not low <= value <= high:
@@ -62,10 +45,10 @@ def check_range(name: str, given: Any, low: float, high: float) -> float:
 
 def check_positive(**arguments: Any) -> None:
     """
-    Check that numbers are positive and finite.
+    Refuse numbers that are not positive and finite.
 
     :param arguments: numbers by argument name
-    :raises ValueError: if one is not
+    :raises ValueError: if a number is not positive and finite
     """
     for name, given in arguments.items():
         if not 0.0 < number(name, given) < np.inf:
@@ -74,14 +57,9 @@ def check_positive(**arguments: Any) -> None:
 
 def whole(name: str, given: Any, low: int, high: int = 2**53) -> int:
     """
-    Check a whole number.
+    Convert a whole number to an int, if it is in [low, high].
 
-    :param name: the argument's name
-    :param given: the argument
-    :param low: smallest number that is allowed
-    :param high: largest number that is allowed
-    :return: the number
-    :raises ValueError: if it is not whole, or not in [low, high]
+    :raises ValueError: if the argument is not a whole number, or not in this range
     """
     value = number(name, given)
     if not low <= value <= high or value != int(value):
@@ -90,25 +68,10 @@ def whole(name: str, given: Any, low: int, high: int = 2**53) -> int:
     return int(value)
 
 
-def check_choice(choices: tuple[object, ...], **arguments: object) -> None:
-    """
-    Refuse arguments that are not among the choices.
-
-    :param choices: the allowed values
-    :param arguments: values by argument name
-    :raises ValueError: if a value is not among the choices
-    """
-    for name, given in arguments.items():
-        if isinstance(given, NDARRAY) or given not in choices:  # an array is compared entry by entry
-            raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, but {shown(given)} was given.")
-
-
 def check_unmasked(name: str, array: Any) -> None:
     """
-    Refuse masked entries: NumPy drops the mask where it makes a plain array, and numbers marked as wrong would be used.
+    Refuse masked entries, since NumPy drops the mask when it makes a plain array, and masked numbers would be used.
 
-    :param name: the argument's name
-    :param array: the argument
     :raises ValueError: if entries are masked
     """
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
@@ -119,12 +82,10 @@ def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype:
     """
     Check an array of floats.
 
-    :param name: the argument's name
-    :param array: the argument
     :param shape: expected shape; None for any
     :param dtype: expected dtype; None for float32 or float64
     :return: the array itself, or a copy that is C-contiguous, writable and in native byte order
-    :raises ValueError: if it is not an array of that shape and dtype
+    :raises ValueError: if the argument is not an array of this shape and dtype
     """
     if type(array) is NDARRAY:
         given = array.dtype
@@ -135,8 +96,8 @@ def float_array(name: str, array: np.ndarray, shape: Shape | None = None, dtype:
     if not isinstance(array, np.ndarray) or array.dtype.newbyteorder("=") not in (
         (FLOAT32, FLOAT64) if dtype is None else (dtype,)
     ):
-        what = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise ValueError(f"`{name}` must be a NumPy array of {expected}, but {what} was given.")
+        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"`{name}` must be a NumPy array of {expected}, but {kind} was given.")
     check_shape(name, array.shape, shape)
     check_unmasked(name, array)
     return plain(array, array.dtype.newbyteorder("="))
@@ -146,11 +107,10 @@ def flag_array(name: str, flags: np.ndarray, shape: Shape) -> np.ndarray:
     """
     Check an array of flags.
 
-    :param name: the argument's name
     :param flags: bool, or numbers that are 0 or 1
     :param shape: expected shape
-    :return: the array itself, or a copy: bool, C-contiguous and writable
-    :raises ValueError: if it is not an array of flags of that shape
+    :return: the array itself, or a copy that is bool, C-contiguous and writable
+    :raises ValueError: if the argument is not an array of flags of this shape
     """
     if type(flags) is NDARRAY and flags.dtype is BOOL and flags.shape == shape and flags.flags.carray:
         return flags
@@ -166,29 +126,22 @@ def flag_array(name: str, flags: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def check_shape(name: str, given: Shape, expected: Shape | None) -> None:
-    """
-    Check a shape.
-
-    :raises ValueError: if the shapes differ
-    """
+    """Raise a ValueError if a shape is not the expected shape, where None stands for any."""
     if expected is not None and given != expected:
         raise ValueError(f"`{name}` must have shape {expected}, but {given} was given.")
 
 
 def plain(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Copy an array if it is not a plain, C-contiguous and writable one: the loops are compiled for nothing else."""
+    """Copy an array unless it is plain, C-contiguous and writable: the loops are compiled for such arrays alone."""
     return np.require(np.asarray(array), dtype=dtype, requirements=["C", "A", "W"])
 
 
 def numeric(name: str, array: ArrayLike, kinds: str = "fiu") -> np.ndarray:
     """
-    Check an argument that may also be a list.
+    Convert numbers, which may be in a list, to an array.
 
-    :param name: the argument's name
-    :param array: numbers
-    :param kinds: NumPy's letters of the kinds of numbers
-    :return: an array of one of these kinds
-    :raises ValueError: if it cannot be one, or has masked entries
+    :param kinds: NumPy's letters of the allowed kinds of numbers
+    :raises ValueError: if the numbers are of another kind or cannot form an array, or if entries are masked
     """
     try:
         given = np.asarray(array)
@@ -202,13 +155,10 @@ def numeric(name: str, array: ArrayLike, kinds: str = "fiu") -> np.ndarray:
 
 def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.ndarray:
     """
-    Check numbers that may also come in a list: floats keep their dtype, integers become float64.
+    Convert finite numbers, which may be in a list, to a C-contiguous array: floats keep their dtype, integers become float64.
 
-    :param name: the argument's name
-    :param array: numbers
     :param ndim: allowed numbers of dimensions
-    :return: float32 or float64, C-contiguous
-    :raises ValueError: if it is not numeric, has another number of dimensions, or holds NaN or infinity
+    :raises ValueError: if the argument is not numeric, has another number of dimensions, or holds NaN or infinity
     """
     given = numeric(name, array)
     if given.ndim not in ndim:
@@ -222,10 +172,8 @@ def numbers(name: str, array: ArrayLike, ndim: tuple[int, ...] = (1,)) -> np.nda
 
 def check_sizes(name: str, given: Shape, expected: tuple[int | None, ...]) -> None:
     """
-    Check a shape of which not every size is known.
+    Check a shape, some sizes of which may be free.
 
-    :param name: the argument's name
-    :param given: its shape
     :param expected: sizes; None for any
     :raises ValueError: if the shapes differ
     """
@@ -236,14 +184,12 @@ def check_sizes(name: str, given: Shape, expected: tuple[int | None, ...]) -> No
 
 def float_rows(name: str, array: ArrayLike, shape: tuple[int | None, ...], dtype: np.dtype) -> np.ndarray:
     """
-    Check an input that is converted; it may hold NaN and infinity.
+    Convert numbers, among which may be NaN and infinity, to floats.
 
-    :param name: the argument's name
-    :param array: the argument
     :param shape: expected sizes; None for any
     :param dtype: float32 or float64
-    :return: the array itself, or a copy: of this dtype, C-contiguous and writable
-    :raises ValueError: if it is not of numbers or bool, or has another shape
+    :return: the array itself, or a copy of this dtype, C-contiguous and writable
+    :raises ValueError: if the argument does not hold numbers or bool, or has another shape
     """
     if type(array) is NDARRAY and array.dtype is dtype and array.flags.carray and array.ndim == len(shape):
         given = array.shape
@@ -256,13 +202,10 @@ def float_rows(name: str, array: ArrayLike, shape: tuple[int | None, ...], dtype
 
 def integers(name: str, array: ArrayLike, shape: tuple[int | None, ...]) -> np.ndarray:
     """
-    Check an array of integers.
+    Convert integers to a C-contiguous array of int64.
 
-    :param name: the argument's name
-    :param array: integers
-    :param shape: expected shape; None for any size
-    :return: int64, C-contiguous
-    :raises ValueError: if it is not of integers, has another shape, or does not fit int64
+    :param shape: expected sizes; None for any
+    :raises ValueError: if the argument does not hold integers, has another shape, or does not fit int64
     """
     given = numeric(name, array)
     if given.dtype.kind == "f" and given.size:  # an empty list is of floats
@@ -275,10 +218,9 @@ def integers(name: str, array: ArrayLike, shape: tuple[int | None, ...]) -> np.n
 
 def check_finite(**arrays: Any) -> None:
     """
-    Refuse arguments that are not finite.
+    Refuse arrays, given by argument name, that are not finite.
 
-    :param arrays: arrays by argument name
-    :raises ValueError: naming the first entry that is NaN or infinite
+    :raises ValueError: if an entry is NaN or infinite; the message names the first such entry
     """
     for name, given in arrays.items():
         array = np.asarray(given)
@@ -290,9 +232,9 @@ def check_finite(**arrays: Any) -> None:
 
 def explain_result(dtype: np.dtype, **arrays: Any) -> None:
     """
-    Explain why a result is not finite.
+    Explain why a result that was computed from these arrays is not finite.
 
-    :raises ValueError: always; the message names the argument that is not finite, or that the numbers are too large
+    :raises ValueError: always; the message names the argument that is not finite, or says that the numbers are too large
     """
     check_finite(**arrays)
     raise ValueError(f"The numbers in `{'`, `'.join(arrays)}` are too large: the result does not fit {dtype}.")
@@ -300,12 +242,9 @@ def explain_result(dtype: np.dtype, **arrays: Any) -> None:
 
 def finite_result(result: np.ndarray, **arrays: Any) -> np.ndarray:
     """
-    Check that a result is finite.
+    Return a result that was computed from these arrays, if it is finite.
 
-    :param result: computed from these arrays
-    :param arrays: by argument name
-    :return: the result
-    :raises ValueError: if it is not finite
+    :raises ValueError: if the result is not finite
     """
     if not np.isfinite(result).all():
         explain_result(result.dtype, **arrays)

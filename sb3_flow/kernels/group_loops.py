@@ -15,7 +15,7 @@ FLAT = 1e-6
 
 @compiled()
 def _sort(x):
-    """Shell's sort: enough for group sizes, and compiled in a tenth of the time that np.sort takes."""
+    """Sort by Shell's method, which is fast enough for groups and compiles in a tenth of the time that np.sort takes."""
     gap = x.size // 2
     while gap > 0:
         for i in range(gap, x.size):
@@ -32,7 +32,7 @@ def statistics(x, size, baseline, ddof, group_scale):
     """
     Compute centre and spread of the first ``size`` numbers.
 
-    :return: centre, factor of the differences to it (0 if the numbers are flat), standard deviation (NaN if it overflows)
+    :return: centre, factor of the differences to the centre (0 if the numbers are flat), standard deviation (NaN if too large)
     """
     low = high = total = x[0]
     for i in range(1, size):
@@ -59,7 +59,7 @@ def statistics(x, size, baseline, ddof, group_scale):
 
 @compiled()
 def group_advantages(rewards, baseline, scale, ddof, eps, out):
-    """Compute advantages of outcome rewards; return whether they are finite."""
+    """Compute advantages of outcome rewards; return True if the advantages are finite."""
     n_groups, size = rewards.shape
     x = np.empty(max(rewards.size if scale == BATCH else size, 1), np.float64)
     divisor = 1.0
@@ -113,8 +113,8 @@ def compare_with_peers(x, alive, baseline, scale, ddof, eps, pooled, out):
     Compare each number with its peers, the members of the group that are alive at the same step.
 
     :param x: numbers to be compared, shape ``(T, K, G)``
-    :param out: advantages; zeros before
-    :return: whether they are finite
+    :param out: receives the advantages; it must hold zeros
+    :return: True if the advantages are finite
     """
     n_steps, n_groups, size = x.shape
     peers, everyone = np.empty(size, np.float64), np.empty(n_groups * size, np.float64)

@@ -2,8 +2,8 @@
 Advantages without a critic: a member of a group is compared with the others (GRPO, arXiv 2402.03300; Dr. GRPO, 2503.20783;
 leave-one-out, RLOO). Statistics are computed in float64.
 
-Differences that are only rounding must not be scaled up: where a standard deviation is at most 1e-6 of the largest number it
-was computed from, the advantages are 0; so they are where all numbers are equal.
+Differences that are only rounding must not be scaled up: the advantages are 0 where the standard deviation is at most 1e-6 of
+the largest number, and where all numbers are equal.
 """
 
 from typing import Literal
@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from sb3_flow.compiled.choices import check_choice
 from sb3_flow.kernels.array_arguments import (
     BOOL,
-    check_choice,
     check_positive,
     check_range,
     explain_result,
@@ -47,17 +47,17 @@ def compute_group_advantages(
     eps: float = 1e-8,
 ) -> np.ndarray:
     """
-    Compute A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once: whatever it is, it stays.
+    Compute A_i = (R_i - baseline) / (std + eps) of outcome rewards. The baseline is subtracted once, and no mean after it.
 
-    :param rewards: one number per episode, shape ``(n_groups, G)``, or ``(n_groups * G,)`` with ``group_size``
+    :param rewards: a number for each episode, shape ``(n_groups, G)``, or ``(n_groups * G,)`` with ``group_size``
     :param group_size: G
     :param baseline: the group's "mean", "median" or "min", or "loo", the mean of the other members (unbiased)
-    :param scale: "group": by the group's standard deviation (GRPO); "batch": by that of all rewards (as TRL); "none" (Dr.
-        GRPO)
+    :param scale: divide by the standard deviation of the "group" (GRPO), of the "batch" of all rewards (as TRL), or by "none"
+        (Dr. GRPO)
     :param ddof: 0 divides by G in the variance, 1 by G - 1 (as torch and TRL do)
     :param eps: added to the standard deviation
-    :return: shape of ``rewards``, float32 or float64 as they are (float64 for integers)
-    :raises ValueError: if the rewards do not fall into groups of at least 2, one is not finite, or an option is unknown
+    :return: shape and dtype of ``rewards``, float64 for integers
+    :raises ValueError: if the rewards do not form groups of at least 2, a reward is not finite, or an option is unknown
     """
     ddof, eps = _check_options(baseline, scale, ddof, eps)
     given = numbers("rewards", rewards, (1, 2))
@@ -82,7 +82,7 @@ def compute_returns_to_go(rewards: np.ndarray, alive: np.ndarray | None = None, 
     Compute R_t = r_t + gamma R_{t+1} over the steps that are alive; the end of the arrays is not bootstrapped.
 
     :param rewards: float32 or float64, shape ``(T, ...)``
-    :param alive: bool, same shape: which steps belong to the episode; None: all
+    :param alive: bool, same shape: True for the steps of the episode; None: all
     :param gamma: discount factor
     :return: same shape and dtype, 0 where not alive
     :raises ValueError: if shapes do not fit, a reward that is used is not finite, or gamma is not in [0, 1]
@@ -112,21 +112,22 @@ def compute_group_returns_to_go(
     few_peers: Literal["pooled", "zero"] = "pooled",
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Compute credit per time step: the return-to-go minus that of the peers, the members of the group alive at the same step.
+    Compute credit per time step: the return-to-go minus the peers' return-to-go. Peers are the members of the group that are
+    alive at the same step.
 
     :param rewards: float32 or float64, shape ``(T, K, G)``: time, group, member
-    :param alive: bool, same shape: whether the step belongs to the member's episode; who is dead stays so. None: all
+    :param alive: bool, same shape: True for the steps of the member's episode, False for all later steps; None: all
     :param gamma: discount factor
-    :param values: V(s_t), same shape and dtype: then R - V is compared
+    :param values: V(s_t), same shape and dtype; R - V is then compared
     :param baseline: "loo", "mean", "median" or "min" of the peers, as in :func:`compute_group_advantages`
-    :param scale: "group": by the peers' standard deviation; "batch": by that of all differences from the baseline (not of the
-        returns, which also spread because they shrink towards the end); "none"
-    :param ddof: of the standard deviations
+    :param scale: divide by the standard deviation of the peers ("group"), of all differences from the baseline ("batch"; the
+        returns spread more, because they shrink towards the end), or by "none"
+    :param ddof: delta degrees of freedom of the standard deviations, 0 or 1
     :param eps: added to the standard deviation
-    :param few_peers: where fewer than 2 members are alive, "pooled" takes all environments alive at this step for peers
-        (advantage 0 if that is one); "zero": advantage 0
+    :param few_peers: peers of a member that is alone in its group: all environments alive at this step ("pooled"); with
+        "zero", and without any other environment, the advantage is 0
     :return: advantages, and returns-to-go (without the values); same shape and dtype, 0 where not alive
-    :raises ValueError: if shapes or dtypes do not fit, G is below 2, the dead come back to life, a number that is used is not
+    :raises ValueError: if shapes or dtypes do not fit, G is below 2, a member is alive again, a number that is used is not
         finite, or an option is unknown
     """
     ddof, eps = _check_options(baseline, scale, ddof, eps)
@@ -148,15 +149,15 @@ def compute_process_advantages(
     rewards: np.ndarray, alive: np.ndarray | None = None, *, ddof: int = 0, eps: float = 1e-8
 ) -> np.ndarray:
     """
-    GRPO's process supervision: each step's reward is normalised by mean and standard deviation of the group's rewards over all
-    its steps; the advantage is the sum of those of this and the later steps.
+    Compute advantages by GRPO's process supervision: each step's reward is normalised by mean and standard deviation of all
+    rewards of the group; the advantage is the sum of the normalised rewards from this step on.
 
     :param rewards: float32 or float64, shape ``(T, K, G)``: time, group, member
-    :param alive: bool, same shape: whether the step belongs to the member's episode; who is dead stays so. None: all
-    :param ddof: of the standard deviation
+    :param alive: as in :func:`compute_group_returns_to_go`
+    :param ddof: delta degrees of freedom of the standard deviation, 0 or 1
     :param eps: added to the standard deviation
     :return: same shape and dtype, 0 where not alive
-    :raises ValueError: if shapes do not fit, G is below 2, the dead come back to life, or a reward that is used is not finite
+    :raises ValueError: if shapes do not fit, G is below 2, a member is alive again, or a reward that is used is not finite
     """
     ddof, eps = _check_options("mean", "group", ddof, eps)
     rewards, alive = _check_groups(rewards, alive)

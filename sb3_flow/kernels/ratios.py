@@ -12,7 +12,7 @@ def compute_gspo_importance_ratios(new_log_probs: ArrayLike, old_log_probs: Arra
     Compute s_i = exp((sum_t log pi(a_t) - sum_t log mu(a_t)) / length_i), the geometric mean of the steps' ratios, at most
     e^20.
 
-    :param new_log_probs: sums of log-probabilities under the policy that learns, one per sequence, shape ``(n,)``
+    :param new_log_probs: sum of each sequence's log-probabilities under the policy that learns, shape ``(n,)``
     :param old_log_probs: sums under the policy that acted, shape ``(n,)``
     :param lengths: numbers of steps, shape ``(n,)``, each at least 1
     :return: shape ``(n,)``, dtype of the log-probabilities
@@ -32,13 +32,13 @@ def apply_gspo_clipping(ratios: ArrayLike, advantages: ArrayLike, left: float = 
     """
     Compute min(s A, clip(s, 1 - left, 1 + right) A): an objective to be maximised, per sequence.
 
-    The paper's range, 3e-4 and 4e-4, is that of texts of thousands of tokens; a sequence's ratio spreads as one over the root
-    of its length, so the episodes of control tasks need a wider one.
+    The paper's 3e-4 and 4e-4 suit texts of thousands of tokens. A sequence's ratio spreads as one over the root of its length,
+    so the episodes of control tasks need wider bounds.
 
-    :param ratios: of sequences, shape ``(n,)``
+    :param ratios: ratios of sequences, shape ``(n,)``
     :param advantages: shape ``(n,)``
-    :param left: how far the ratio may fall below 1
-    :param right: how far it may rise above 1
+    :param left: distance of the lower bound from 1
+    :param right: distance of the upper bound from 1
     :return: shape ``(n,)``
     :raises ValueError: if shapes differ, a number is not finite, or a range is not positive
     """
@@ -52,7 +52,7 @@ def compute_ppo_surrogate(ratios: ArrayLike, advantages: ArrayLike, clip_range: 
 
     :param ratios: pi(a_t) / mu(a_t), shape ``(n,)``
     :param advantages: shape ``(n,)``
-    :param clip_range: how far the ratio may move from 1
+    :param clip_range: distance of both bounds from 1
     :return: shape ``(n,)``, to be maximised
     :raises ValueError: if shapes differ, a number is not finite, or the range is not positive
     """

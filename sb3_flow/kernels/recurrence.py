@@ -17,8 +17,8 @@ def solve_stepwise(d: np.ndarray, c: np.ndarray, lag: int) -> None:
     """
     Solve x_i = d_i + c_i x_{i + lag}, one multiplication and one addition per entry, each rounded.
 
-    :param d: flat; receives x, which at the last ``lag`` entries is d
-    :param c: flat, as long; its last ``lag`` entries are not read
+    :param d: flat; receives x, whose last ``lag`` entries are the entries of d
+    :param c: flat, of the same length; its last ``lag`` entries are not read
     :param lag: number of environments
     """
     for end in range(d.size - lag, 0, -lag):

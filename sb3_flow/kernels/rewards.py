@@ -4,16 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.array_arguments import (
-    BOOL,
-    check_range,
-    check_shape,
-    finite_result,
-    flag_array,
-    number,
-    numbers,
-    whole,
-)
+from sb3_flow.kernels.array_arguments import BOOL, check_range, check_shape, finite_result, flag_array, number, numbers, whole
 
 FLAT_RANGE = 1e-10
 """Rewards that spread less than this are not stretched."""
@@ -33,7 +24,7 @@ def normalize_rewards(
     :param count: number of rewards so far
     :param epsilon: added to the variance
     :return: normalised rewards, shape ``(n,)``, and the new mean, variance (0 for a single reward) and count
-    :raises ValueError: if a number is not finite or negative where it must not be
+    :raises ValueError: if a number is not finite, or ``running_var``, ``count`` or ``epsilon`` is negative
     """
     r = numbers("rewards", rewards)
     running_mean = check_range("running_mean", running_mean, -LARGEST, LARGEST)
@@ -82,30 +73,19 @@ def compute_reward_statistics(rewards: ArrayLike) -> dict[str, float]:
 
     :param rewards: at least one, shape ``(n,)``, ``(T, N)`` or ``(T, K, G)``
     :return: mean, std (population), min, max, median, count
-    :raises ValueError: if there is none, or one is not finite
+    :raises ValueError: if there is no reward, or a reward is not finite
     """
     r = numbers("rewards", rewards, (1, 2, 3))
     if not r.size:
         raise ValueError("`rewards` must hold at least one reward, but it is empty.")
     r = r.astype(np.float64, copy=False)
-    mean, std = float(r.mean()), float(r.std())
-    finite_result(np.array([mean, std]), rewards=r)
-    return {
-        "mean": mean,
-        "std": std,
-        "min": float(r.min()),
-        "max": float(r.max()),
-        "median": float(np.median(r)),
-        "count": r.size,
-    }
+    mean, std = finite_result(np.array([r.mean(), r.std()]), rewards=r).tolist()
+    low, high, median = float(r.min()), float(r.max()), float(np.median(r))
+    return {"mean": mean, "std": std, "min": low, "max": high, "median": median, "count": r.size}
 
 
 def shape_rewards(
-    rewards: ArrayLike,
-    potentials: ArrayLike,
-    next_potentials: ArrayLike,
-    gamma: float,
-    terminated: np.ndarray | None = None,
+    rewards: ArrayLike, potentials: ArrayLike, next_potentials: ArrayLike, gamma: float, terminated: np.ndarray | None = None
 ) -> np.ndarray:
     """
     Compute r + gamma Phi(s') - Phi(s) (Ng et al. 1999), which leaves optimal policies as they are if terminal states have
@@ -115,7 +95,7 @@ def shape_rewards(
     :param potentials: Phi(s), same shape
     :param next_potentials: Phi(s') of the true successor, same shape
     :param gamma: discount factor
-    :param terminated: bool, same shape: where Phi(s') is 0; None: nowhere
+    :param terminated: bool, same shape: True where Phi(s') is 0; None: nowhere
     :return: same shape
     :raises ValueError: if shapes differ, a number is not finite, or gamma is not in [0, 1]
     """
@@ -150,8 +130,8 @@ def auto_scale_rewards(rewards: ArrayLike, target_min: float, target_max: float)
     Map [min, max] linearly onto the target range; rewards that spread less than 1e-10 become its middle.
 
     :param rewards: shape ``(n,)`` or ``(T, N)``
-    :param target_min: where the smallest reward goes
-    :param target_max: where the largest goes
+    :param target_min: result of the smallest reward
+    :param target_max: result of the largest reward
     :return: same shape
     :raises ValueError: if a number is not finite, or ``target_min`` exceeds ``target_max``
     """

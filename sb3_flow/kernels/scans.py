@@ -18,7 +18,7 @@ BLOCK = 8
 
 
 def _vectors(context, kind):
-    """Make the type of a block of an array's entries; functions that load and store a block at data[index:index + 8]"""
+    """Make the type of a block of an array's entries, and functions that load and store a block at data[index:index + 8]."""
     block, align = ir.VectorType(context.get_value_type(kind.dtype), BLOCK), kind.dtype.bitwidth // 8
 
     def place(builder, data, index):
@@ -35,8 +35,8 @@ def _vectors(context, kind):
 
 def _add_product(fused: bool) -> Any:
     """
-    Make an operation on d, c, i, j: d[i:i+8] += c[i:i+8] d[j:j+8]. The compiler cannot make this of a loop, as it does not
-        know that the blocks are apart.
+    Make an operation on d, c, i, j: d[i:i+8] += c[i:i+8] d[j:j+8]. The compiler cannot make this of a loop, since it does not
+    know that the blocks do not overlap.
     """
     flags = ("contract",) if fused else ()
 
@@ -56,9 +56,9 @@ def _add_product(fused: bool) -> Any:
 
 def _scan(lag: int) -> Any:
     """
-    Make an operation on d, c, start, count that solves the recurrence over ``lag`` (1, 2, 4 or 8) entries in ``count``
-        blocks from ``start`` on. Steps within a block are merged, x_t = (d_t + c_t d_{t+1}) + c_t c_{t+1} x_{t+2} and so on;
-        a single operation per block waits for the block after it.
+    Make an operation on d, c, start, count that solves the recurrence over ``lag`` (1, 2, 4 or 8) entries in ``count`` blocks
+    from ``start`` on. Steps within a block are merged, x_t = (d_t + c_t d_{t+1}) + c_t c_{t+1} x_{t+2} and so on; a single
+    operation per block waits for the block after it.
     """
 
     def operation(typingctx, d, c, start, count):
@@ -102,11 +102,9 @@ _scan_1, _scan_2, _scan_4, _scan_8 = _scan(1), _scan(2), _scan(4), _scan(8)
 @compiled()
 def solve(d, c, lag):
     """
-    Solve x_i = d_i + c_i x_{i + lag} in place.
+    Solve x_i = d_i + c_i x_{i + lag} in place, as :func:`solve_stepwise`, but in any order of operations.
 
-    :param d: flat; receives x, which at the last ``lag`` entries is d
-    :param c: flat, as long; zero at the last ``lag`` entries
-    :param lag: number of environments
+    :param c: must be zero at the last ``lag`` entries
     """
     rest, count = d.size % BLOCK, d.size // BLOCK
     i = d.size - lag  # entries from here on are done

@@ -11,12 +11,10 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Optional, Optiona
 
 def check_discounts(gamma: float, gae_lambda: float) -> tuple[float, float]:
     """
-    Check discount factor and trade-off.
+    Check the discount factor and the trade-off of bias and variance.
 
-    :param gamma: discount factor
-    :param gae_lambda: trade-off of bias and variance
     :return: gamma, and gamma gae_lambda
-    :raises ValueError: if one is not in [0, 1]
+    :raises ValueError: if a factor is not in [0, 1]
     """
     try:
         if 0.0 <= gamma <= 1.0 and 0.0 <= gae_lambda <= 1.0:
@@ -36,17 +34,11 @@ def check_sequences(
     final_values: Optional,
 ) -> Arrays:
     """
-    Check a batch of trajectories.
+    Check a batch of trajectories: the arguments of :func:`compute_gae`.
 
-    :param rewards: shape ``(T,)`` or ``(T, N)``
-    :param values: the same shape, or one row more
-    :param last_values: shape ``(N,)``, or a number for ``(T,)``
-    :param terminated: flags in the shape of the rewards, or None
-    :param truncated: likewise
-    :param final_values: in the shape of the rewards; given with ``truncated``
-    :return: all of them as the loops want them, of shape ``(T, N)`` and ``(N,)``; ``truncated`` and ``final_values``
+    :return: all arguments as the loops want them, of shape ``(T, N)`` and ``(N,)``; ``truncated`` and ``final_values``
         may be None
-    :raises ValueError: if something is missing or does not fit
+    :raises ValueError: if an argument is missing or does not fit
     """
     rewards = float_array("rewards", rewards)
     shape, dtype = rewards.shape, rewards.dtype
@@ -101,26 +93,14 @@ def _no_last_values(shape: tuple[int, ...], dtype: np.dtype, terminated: np.ndar
     return np.zeros(done.size, dtype)
 
 
-def explain(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    last_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: Optional,
-    final_values: Optional,
-    **others: np.ndarray,
-) -> None:
-    """
-    Explain why a result is not finite. Only bootstrap values that are used are searched.
-
-    :raises ValueError: always
-    """
-    ends = terminated.copy()
+def explain(arrays: Arrays) -> None:
+    """Raise the error of a result that is not finite; bootstrap values that are not used are not searched for its cause."""
+    rewards, values, last_values, ends, truncated, final_values = arrays
+    final = {}
     if truncated is not None and final_values is not None:
-        others["final_values"] = np.where(truncated & ~ends, final_values, 0)
-        ends |= truncated
-    last_values = np.where(ends[-1], 0, last_values)
-    explain_result(rewards.dtype, rewards=rewards, values=values, last_values=last_values, **others)
+        final = {"final_values": np.where(truncated & ~ends, final_values, 0)}
+        ends = ends | truncated
+    explain_result(rewards.dtype, rewards=rewards, values=values, last_values=np.where(ends[-1], 0, last_values), **final)
 
 
 @compiled()
@@ -138,7 +118,7 @@ def td_errors(rewards, values, last_values, terminated, truncated, final_values,
     """
     Compute r_t + gamma (1 - term_t) V'_t - V_t, where V'_t is V_{t+1}, or V(final observation) where truncated.
 
-    :param out: the flat entries from ``start`` on (whole steps); all arrays but ``last_values`` are flat
+    :param out: receives the entries from ``start`` on, in whole steps; all arrays but ``last_values`` are flat
     """
     size, n_envs = out.size, last_values.size
     inside = min(size, rewards.size - n_envs - start)  # entries whose successor is in the arrays
@@ -168,11 +148,7 @@ def td_errors(rewards, values, last_values, terminated, truncated, final_values,
 
 @compiled()
 def continuations(terminated, truncated, factor, start, out):
-    """
-    Compute factor (1 - term_t) (1 - trunc_t).
-
-    :param out: the flat entries from ``start`` on; all arrays are flat
-    """
+    """Compute factor (1 - term_t) (1 - trunc_t) of the entries from ``start`` on; all arrays are flat."""
     zero = out.dtype.type(0)
     if truncated is not None:
         term, trunc = terminated[start : start + out.size], truncated[start : start + out.size]

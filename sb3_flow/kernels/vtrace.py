@@ -38,15 +38,15 @@ def compute_vtrace(
 
     :param log_rhos: log pi(a_t | s_t) - log mu(a_t | s_t), float32 or float64, shape ``(T,)`` or ``(T, N)``; an infinite
         entry means a ratio of 0 or the cap
-    :param rewards: same shape and dtype, like the arguments below as in :func:`compute_gae`
+    :param rewards: same shape and dtype, as all arguments up to ``final_values``, which :func:`compute_gae` explains
     :param values: V of the policy that learns, at update time
-    :param last_values: V of the observation after the last step
+    :param last_values: V of the observation after the last step, shape ``(N,)``
     :param terminated: bool
     :param truncated: bool
     :param final_values: V of the final observations
     :param gamma: discount factor
     :param gae_lambda: 1 is the paper's V-trace
-    :param rho_bar: cap of the ratios in the errors: which policy's values are learned
+    :param rho_bar: cap of the ratios in the errors; it decides which policy's values are learned
     :param c_bar: cap of the ratios in the trace, at most ``rho_bar``
     :param rho_pg_bar: cap of the ratios in the policy gradient's advantages
     :return: value targets vs; q - V, for losses that carry the ratio themselves (PPO's surrogate); advantages rho_pg (q - V);
@@ -62,7 +62,7 @@ def compute_vtrace(
     # A little above the largest cap: nothing overflows, and the caps are met exactly
     limit = math.log(max(rho_bar, c_bar, rho_pg_bar)) + 0.01
     try:
-        # What numba's dispatcher may mistake for a plain array: see compute_gae
+        # Arrays that numba's dispatcher may mistake for plain arrays are left out, as in compute_gae
         dtype, ends = rewards.dtype, np.zeros(rewards.shape, BOOL) if terminated is None else terminated
         plain = type(log_rhos) is type(rewards) is type(values) is type(last_values) is type(ends) is NDARRAY
         plain = plain and (truncated is None or type(truncated) is type(final_values) is NDARRAY)
@@ -77,7 +77,7 @@ def compute_vtrace(
                 return out[0], out[1], out[2]
     except Exception:  # numba's are of many kinds
         pass
-    # Something needs to be converted or compiled, or is wrong
+    # An argument needs to be converted or is wrong, or the loop needs to be compiled
     arrays = check_sequences(rewards, values, last_values, terminated, truncated, final_values)
     steps = arrays[0]
     log_rhos = float_array("log_rhos", log_rhos, dtype=steps.dtype)
@@ -87,7 +87,7 @@ def compute_vtrace(
     if not _vtrace.checked(ratios, *arrays, *settings, out):
         if np.isnan(log_rhos).any():
             raise ValueError(f"`log_rhos` must not be NaN, but {np.isnan(log_rhos).sum()} of its entries are.")
-        explain(*arrays)
+        explain(arrays)
     if rewards.ndim == 1:
         return out[0, :, 0], out[1, :, 0], out[2, :, 0]
     return out[0], out[1], out[2]
@@ -95,19 +95,7 @@ def compute_vtrace(
 
 @Loop
 def _vtrace(
-    ratios,
-    rewards,
-    values,
-    last_values,
-    terminated,
-    truncated,
-    final_values,
-    gamma,
-    factor,
-    rho_bar,
-    c_bar,
-    rho_pg_bar,
-    out,
+    ratios, rewards, values, last_values, terminated, truncated, final_values, gamma, factor, rho_bar, c_bar, rho_pg_bar, out
 ):
     if ratios.shape != rewards.shape or not shapes_fit(rewards, values, last_values, terminated, truncated, final_values):
         return False

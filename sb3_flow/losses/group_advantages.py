@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch as th
 
-from sb3_flow.kernels.array_arguments import check_choice
+from sb3_flow.compiled.choices import check_choice
 from sb3_flow.losses.advantage_scans import Advantages, linear_scan
 from sb3_flow.losses.tensors import require_same_shape
 

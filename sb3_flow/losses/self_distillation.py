@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch as th
 
-from sb3_flow.kernels.array_arguments import check_choice
+from sb3_flow.compiled.choices import check_choice
 
 _AverageVelocity = Callable[[th.Tensor, th.Tensor, th.Tensor], th.Tensor]
 

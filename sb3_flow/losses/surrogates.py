@@ -10,7 +10,7 @@ from typing import Literal
 import torch as th
 from torch.nn import functional as F
 
-from sb3_flow.kernels.array_arguments import check_choice
+from sb3_flow.compiled.choices import check_choice
 from sb3_flow.losses.tensors import importance_ratio, require_same_shape
 
 

@@ -16,7 +16,7 @@ def _squares(x):
 
 @compiled()
 def clip_norm(grad, max_norm):
-    """Scale a flat gradient so that its norm is at most ``max_norm``. A norm of NaN makes all of it NaN, as in torch."""
+    """Scale a flat gradient so that its norm is at most ``max_norm``. As in torch, a NaN makes all entries NaN."""
     outlined()
     real = grad.dtype.type
     factor = real(max_norm) / (np.sqrt(_squares(grad)) + real(1e-6))
@@ -28,14 +28,9 @@ def clip_norm(grad, max_norm):
 @compiled()
 def adam_step(params, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps):
     """
-    Do a step of Adam.
+    Do a step of Adam on flat arrays: ``params``, ``exp_avg`` and ``exp_avg_sq`` change in place.
 
-    :param params: flat, changed in place
-    :param grad: flat
-    :param exp_avg: flat, changed in place
-    :param exp_avg_sq: likewise
     :param step: number of this step, from 1 on
-    :param lr: learning rate
     :param beta1: decay of ``exp_avg``
     :param beta2: decay of ``exp_avg_sq``
     :param eps: added to the root

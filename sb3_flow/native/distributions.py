@@ -1,10 +1,9 @@
 """
-Action distributions on a block of a minibatch: log-probabilities, entropies, divergences and their gradients with respect
-to the actor's outputs; and sampling. Formulas are torch's, and those of ``losses.kl``.
+Action distributions on a block of a minibatch: sampling; log-probabilities, entropies, divergences and their gradients with
+respect to the actor's outputs. The formulas are the formulas of torch and of ``losses.kl``.
 
-Numbers lie feature by feature (see ``matrices``). A row's gradient is ``g * score + extra``, g being the gradient of the loss
-with respect to its log-probability. A Gaussian's standard deviations follow its means: the second half of its scores
-belongs to log_std.
+Numbers lie feature by feature (see ``matrices``). A row's gradient is ``g * score + extra``, where g is the gradient of the
+loss with respect to the row's log-probability. The second half of a Gaussian's scores belongs to log_std.
 """
 
 import math
@@ -15,7 +14,7 @@ from sb3_flow.compiled import compiled
 from sb3_flow.native.matrices import STRIDE, outlined
 from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL
 
-_ZERO, _ONE = np.float32(0), np.float32(1)  # of no influence on the other operand's precision
+_ZERO, _ONE = np.float32(0), np.float32(1)  # an operand of float32 keeps the other operand's precision
 _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -51,13 +50,13 @@ def categorical_scores(components, x, at, count, score_at, extra_at, actions, or
     """
     Score (multi-)discrete actions: log-probabilities, their derivatives by the logits, entropies and divergences.
 
-    :param components: choices of each part of the action
-    :param x: workspace, with the logits at ``at`` and places of as many features at ``score_at`` and ``extra_at``
-    :param count: rows of the block; the others are left alone
-    :param actions: of all rows, shape ``(N, parts)``
-    :param order: the block's rows from ``first`` on
+    :param components: number of choices of each part of the action
+    :param x: workspace, with the logits at ``at`` and room for as many features at ``score_at`` and at ``extra_at``
+    :param count: number of the block's rows; padded rows are left alone
+    :param actions: actions of all rows, shape ``(N, parts)``
+    :param order: numbers of rows; the block's rows are ``order[first : first + count]``
     :param ent: factor of the gradient of a row's entropy
-    :param kl: likewise of the divergence
+    :param kl: factor of the gradient of a row's divergence
     :param reference: logits of the reference, shape ``(N, features)``, or without rows
     :param log_probs: receives the log-probabilities of the block
     :return: sums of the entropies and of the divergences
@@ -140,10 +139,9 @@ def gaussian_scores(
     """
     Score n independent normal numbers, as :func:`categorical_scores`, with places for 2 n scores.
 
-    :param log_std: shape ``(n,)``
-    :param reference: means
-    :param reference_log_std: shape ``(n,)``, or empty
-    :param grad: receives the gradient of entropies and divergences with respect to ``log_std``, added to what it holds
+    :param reference: means of the reference
+    :param log_std: shape ``(n,)``; the reference's is ``reference_log_std``, which may be empty
+    :param grad: the gradient of entropies and divergences with respect to ``log_std`` is added to this array
     """
     outlined()
     real = x.dtype.type
@@ -182,13 +180,11 @@ def act(distribution, components, x, at, count, log_std, noise, first, actions, 
     """
     Draw actions and compute their log-probabilities.
 
-    :param distribution: code
-    :param components: choices of each part of the action
-    :param x: workspace, with the actor's outputs at ``at``
-    :param count: rows of the block
-    :param log_std: shape ``(n,)`` of Gaussians
+    :param components: number of choices of each part of the action
+    :param x: workspace, with the actor's outputs of ``count`` rows at ``at``
+    :param log_std: shape ``(n,)``, read by Gaussians
     :param noise: standard normal (Gaussians) or uniform in [0, 1), shape ``(N, parts)``; without rows: the likeliest action
-    :param first: row of the arrays that the block starts at
+    :param first: number of the block's first row in the arrays
     :param actions: receives the actions, shape ``(N, parts)``
     :param log_probs: receives the log-probabilities, shape ``(N,)``
     """
@@ -230,7 +226,7 @@ def act(distribution, components, x, at, count, log_std, noise, first, actions, 
                 if len(noise):
                     distance = np.exp(log_std[j]) * noise[row, j]
                 actions[row, j] = mean + distance
-                # of the action as it is rounded, as whoever looks at it later
+                # from the rounded action, from which later evaluations start, too
                 distance = (actions[row, j] - mean) * np.exp(-log_std[j])
                 log_prob -= real(0.5) * distance * distance + log_std[j] + real(_LOG_SQRT_2_PI)
         log_probs[row] = log_prob

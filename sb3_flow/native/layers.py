@@ -17,7 +17,7 @@ from sb3_flow.native.network_layout import BIAS, INPUTS, OUTPUTS, TANH, WEIGHT
 
 @compiled()
 def aligned(size, like):
-    """Make an uninitialised flat array that starts at a cache line, of the dtype of ``like``."""
+    """Make an uninitialised flat array of the dtype of ``like`` that starts at a cache line."""
     array = np.empty(size + 64 // like.itemsize, like.dtype)
     skip = (-array.ctypes.data % 64) // like.itemsize
     return array[skip : skip + size]
@@ -34,7 +34,7 @@ def total_outputs(layers):
 
 @compiled()
 def widest_output(layers):
-    """Find the largest number of features that a layer puts out."""
+    """Find the largest number of a layer's outputs."""
     widest = 0
     for i in range(len(layers)):
         widest = max(widest, layers[i, OUTPUTS])
@@ -53,7 +53,7 @@ FEW = 12
 
 @compiled()
 def gather(table, rows, first, count, x):
-    """Put ``table[rows[first : first + count]]`` at the start of x, transposed; what pads a vector becomes zero."""
+    """Put ``table[rows[first : first + count]]`` at the start of x, transposed, and pad the vectors with zeros."""
     for c in range(count):
         row = rows[first + c]
         for f in range(table.shape[1]):
@@ -79,8 +79,8 @@ def _pad(x, features, count):
 
 @compiled()
 def _tanh_float32(x):
-    # A rational function that is right to a few units in the last place (see ``compiled.tanh``). NaN stays NaN: it is
-    # neither below nor above anything. In place, so that the loop is made of vector operations.
+    # A rational function that is right to a few units in the last place (see ``compiled.tanh``). NaN stays NaN, since each
+    # comparison with NaN is false. The loop works in place, so that the compiler makes vector operations of it.
     low, high = x.dtype.type(-CLAMP), x.dtype.type(CLAMP)
     for i in range(x.size):
         v = x[i]
@@ -139,14 +139,11 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
     """
     Run a perceptron forward on a block.
 
-    :param params: flat
-    :param layers: of one perceptron, see ``Network``
-    :param activation: code
-    :param x: workspace
-    :param inputs_at: where the inputs are
-    :param outputs_at: where the outputs of the first layer go; the outputs of the next layers follow
+    :param layers: layers of the perceptron, see ``Network``
+    :param x: workspace, with the inputs at ``inputs_at``
+    :param outputs_at: place of the first layer's outputs; the outputs of the next layers follow
     :param columns: rows of the block, padded
-    :return: where the last layer's outputs are
+    :return: place of the last layer's outputs
     """
     outlined()
     for i in range(len(layers)):
@@ -162,10 +159,10 @@ def forward(params, layers, activation, x, inputs_at, outputs_at, columns):
 
 @compiled(fastmath={"contract", "reassoc"})
 def _multiply_few(params, weight, bias, n_in, n_out, x, inputs_at, outputs_at, count):
-    """Compute a linear layer of a few rows, each of which lies in one piece, so that vectors run along the weights."""
+    """Compute a linear layer of a few rows, which lie row by row, so that vectors run along the weights."""
     outlined()
     whole, even = n_out - n_out % 4, count - count % 2
-    for i in range(0, whole, 4):  # sums that do not wait for each other, and weights that are read once for two rows
+    for i in range(0, whole, 4):  # no sum waits for another, and weights are read once for two rows
         at, b = weight + i * n_in, bias + i
         w0, w1 = params[at : at + n_in], params[at + n_in : at + 2 * n_in]
         w2, w3 = params[at + 2 * n_in : at + 3 * n_in], params[at + 3 * n_in : at + 4 * n_in]
@@ -211,14 +208,10 @@ def forward_few(params, layers, activation, x, outputs_at, observations, count):
     """
     Run :func:`forward` on at most ``FEW`` rows.
 
-    :param params: flat
-    :param layers: of one perceptron, see ``Network``
-    :param activation: code
-    :param x: workspace; from ``outputs_at`` on it has room as for :func:`forward`, and for ``FEW`` rows of all outputs more
-    :param outputs_at: where the outputs go
+    :param x: workspace; from ``outputs_at`` on it has the room that :func:`forward` needs, and room for ``FEW`` rows of all
+        outputs
     :param observations: shape ``(count, features)``
-    :param count: rows
-    :return: where the last layer's outputs are, feature by feature as :func:`forward` leaves them
+    :return: place of the last layer's outputs, which lie feature by feature as :func:`forward` leaves them
     """
     outlined()
     at, n_out = outputs_at, observations.shape[1]
@@ -244,17 +237,10 @@ def backward(params, layers, activation, x, inputs_at, last_at, columns, grad, d
     """
     Add the gradients of the parameters to ``grad``.
 
-    :param params: flat
-    :param layers: of one perceptron
-    :param activation: code
     :param x: workspace, as :func:`forward` left it
-    :param inputs_at: where the inputs are
-    :param last_at: where the last layer's outputs are, as :func:`forward` returned it
-    :param columns: rows of the block, padded
-    :param grad: flat
-    :param d: flat, the gradient of the last layer's outputs is at ``d_at``, zero where rows are padded; overwritten
-    :param d_at: place of as many features as the widest layer has
-    :param other_at: another such place
+    :param last_at: place of the last layer's outputs, which :func:`forward` returned
+    :param d: flat, with the gradient of the last layer's outputs at ``d_at``, zero where rows are padded; overwritten
+    :param other_at: has, like ``d_at``, room for the features of the widest layer
     """
     outlined()
     nothing = np.zeros(1, x.dtype)

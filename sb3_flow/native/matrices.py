@@ -1,11 +1,11 @@
 """
-Products of small matrices: the layers of a policy network, without a library's overhead per call and without its threads.
+Products of small matrices, the layers of a policy network, without the threads of a library and without its work per call.
 
 Activations lie in blocks of up to ``BLOCK`` rows of a minibatch, feature by feature: entry (feature i, row j) of a block is
-at ``i * STRIDE + j`` from its start. So vectors run along the minibatch whatever a layer's size, and its rows are padded to
-a multiple of ``LANES``. Weights are as torch stores them, ``(outputs, inputs)`` at some offset of one flat vector.
+at ``i * STRIDE + j`` from its start. So vectors run along the minibatch for layers of any size, and the minibatch's rows are
+padded to a multiple of ``LANES``. Weights are as torch stores them, ``(outputs, inputs)`` at an offset of a flat vector.
 
-A tile of the result is worked out at a time, whose sums stay in registers.
+The loops compute the result tile by tile; the sums of a tile stay in registers.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ _FUSED = ("contract",)
 
 
 def _operations(context, builder, kind):
-    """Make the scalar type, and functions that load and store a number of entries from an index on"""
+    """Make the scalar type, and functions that load and store a number of entries from an index on."""
     scalar, align = context.get_value_type(kind.dtype), kind.dtype.bitwidth // 8
 
     def place(data, index, count):
@@ -61,8 +61,8 @@ def _summing(context, builder, depth, start, step):
 
 def _product_tile(rows: int, vectors: int) -> Any:
     """
-    Make an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The
-        arrays are flat, with the index of the tile's first entry; a and the bias have any strides.
+    Make an operation, y[i, j] = bias[i] + sum_k a[i, k] x[k, j] for ``rows`` i and ``vectors`` times ``LANES`` j. The arrays
+    are flat, with the index of the tile's first entry; a and the bias have any strides.
     """
 
     def operation(typingctx, a, a_at, a_row, a_depth, bias, bias_at, bias_row, x, x_at, y, y_at, depth):
@@ -105,7 +105,7 @@ def _product_tile(rows: int, vectors: int) -> Any:
 def _inner_tile(rows: int, columns: int) -> Any:
     """
     Make an operation, g[i, l] += sum_j d[i, j] x[l, j] for ``rows`` i and ``columns`` l over ``depth`` vectors of j. The
-        arrays are flat, with the index of the tile's first entry; the last argument is the stride of g's rows.
+    arrays are flat, with the index of the tile's first entry; the last argument is the stride of g's rows.
     """
     count = rows * columns
 
@@ -155,7 +155,7 @@ def _sum_lanes(builder, vectors):
         return builder.fadd(*halves)
 
     half = LANES // 2
-    while len(vectors) > 1:  # two vectors' sums go on in one, on half as many lanes each
+    while len(vectors) > 1:  # a vector takes over the sums of two vectors, each on half as many lanes
         low = [group + i for group in range(0, 2 * LANES, 2 * half) for i in range(half)]
         high = [i + half for i in low]
         vectors = [add(u, v, low, high) for u, v in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -174,7 +174,7 @@ _inner_one = _inner_tile(1, 1)
 
 @intrinsic
 def outlined(typingctx):
-    """Keep the calling function from being copied into its callers, which would then take long to compile."""
+    """Keep the compiler from copying the calling function into its callers, which would then take long to compile."""
 
     def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")
@@ -190,36 +190,28 @@ def multiply(a, a_at, a_row, a_depth, bias, bias_at, bias_row, rows, depth, x, x
 
     :param a: flat, with the index of a[0, 0] and the distances of its rows and columns
     :param bias: flat, with the index of its first entry and the distance of the next
-    :param rows: of a and y
+    :param rows: number of rows of a and y
     :param depth: columns of a, rows of x
     :param x: flat, with the index of x[0, 0], rows ``STRIDE`` apart
-    :param y: likewise; may be x if the two parts do not overlap
-    :param columns: of x and y, a multiple of ``LANES``
+    :param y: flat, as x; may be x if the two parts do not overlap
+    :param columns: number of columns of x and y, a multiple of ``LANES``
     """
     outlined()
     whole, wide = rows - rows % TILE_ROWS, columns - columns % TILE_COLUMNS
     for j in range(0, wide, TILE_COLUMNS):
         for i in range(0, whole, TILE_ROWS):
-            _product(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _product(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
         for i in range(whole, rows):
-            _product_row(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _product_row(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
     for j in range(wide, columns, LANES):
         for i in range(0, whole, TILE_ROWS):
-            _narrow(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _narrow(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
         for i in range(whole, rows):
-            _narrow_row(
-                *(a, a_at + i * a_row, a_row, a_depth, bias, bias_at + i * bias_row, bias_row),
-                *(x, x_at + j, y, y_at + i * STRIDE + j, depth),
-            )
+            first, start, to = a_at + i * a_row, bias_at + i * bias_row, y_at + i * STRIDE + j
+            _narrow_row(a, first, a_row, a_depth, bias, start, bias_row, x, x_at + j, y, to, depth)
 
 
 @compiled()
@@ -228,10 +220,10 @@ def add_inner_products(d, d_at, rows, x, x_at, depth, columns, g, g_at):
     Add sum_j d[i, j] x[l, j] to g[i, l].
 
     :param d: flat, with the index of d[0, 0], rows ``STRIDE`` apart
-    :param rows: of d and g
+    :param rows: number of rows of d and g
     :param x: as d
     :param depth: rows of x, columns of g
-    :param columns: of d and x, a multiple of ``LANES``
+    :param columns: number of columns of d and x, a multiple of ``LANES``
     :param g: flat, with the index of g[0, 0], rows ``depth`` apart
     """
     outlined()

@@ -1,11 +1,12 @@
-"""Descriptions of policies for the compiled loops: two multilayer perceptrons whose parameters are one flat vector."""
+"""Descriptions of policies for the compiled loops: two multilayer perceptrons whose parameters form a flat vector."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sb3_flow.kernels.array_arguments import INT64, integers, shown, whole
+from sb3_flow.compiled.choices import shown
+from sb3_flow.kernels.array_arguments import INT64, float_array, float_rows, integers, whole
 
 TANH, RELU = 0, 1
 CATEGORICAL, BERNOULLI, GAUSSIAN = 0, 1, 2
@@ -25,21 +26,13 @@ class _Fields(NamedTuple):
 
 class Network(_Fields):
     """
-    SB3's ``MlpPolicy``, made by :func:`describe_network`. The loops trust its offsets: they are checked whenever a network is
-    made, also by ``_replace``, by copying or unpickling it, and its arrays cannot be written.
+    Describe SB3's ``MlpPolicy``; :func:`describe_network` explains the arguments. The loops trust the offsets: these are
+    checked whenever a network is made, also by ``_replace``, by copying and by unpickling, and the arrays cannot be written.
 
     Both tables are int64, shape ``(layers, 4)``: offset of a linear layer's weight (``outputs * inputs`` numbers, row by row
-    as torch has them), offset of its bias, inputs, outputs. Offsets count from the start of the flat vector of parameters, in
-    any order. Between layers, not after the last one, stands the activation.
+    as in torch), offset of its bias, inputs, outputs. Offsets count from the start of the flat vector of parameters. The last
+    rows are ``action_net`` and ``value_net``. Between two layers, but not after the last layer, stands the activation.
 
-    :param actor: from the observation to the distribution's parameters; its last row is ``action_net``
-    :param critic: from the observation to the value; its last row is ``value_net``. Without rows there is no critic
-    :param components: int64: numbers of choices of each part of a (multi-)discrete action; ones, for each number of another
-        action
-    :param distribution: code
-    :param activation: code
-    :param log_std: offset of the Gaussian's logarithmic standard deviations, -1 for other distributions
-    :param size: length of the flat vector
     :raises ValueError: if a layer does not fit its neighbours or the vector, or a code is unknown
     """
 
@@ -73,7 +66,7 @@ class Network(_Fields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> "Network":  # type: ignore[override]
-        return cls(*iterable)  # rather than past the checks
+        return cls(*iterable)  # NamedTuple's own `_make` skips the checks
 
 
 def _table(name: str, table: Any) -> np.ndarray:
@@ -112,13 +105,13 @@ def describe_network(
     Describe a policy's networks to the loops.
 
     :param actor: rows (weight offset, bias offset, inputs, outputs), first layer first; see :class:`Network`
-    :param critic: likewise, empty without a critic
+    :param critic: the same kind of rows, empty without a critic
     :param components: choices of every part of a categorical action, ``[n]`` or ``nvec``; ``[1] * n`` for n binary or
         Gaussian numbers
     :param distribution: ``CATEGORICAL`` (one or several), ``BERNOULLI`` or ``GAUSSIAN``
     :param activation: ``TANH`` or ``RELU``
     :param size: number of parameters
-    :param log_std: offset of the Gaussian's logarithmic standard deviations
+    :param log_std: offset of the Gaussian's logarithmic standard deviations, -1 for other distributions
     :return: the network
     :raises ValueError: if a layer does not fit its neighbours or the vector, or a code is unknown
     """
@@ -127,10 +120,21 @@ def describe_network(
 
 def check_network(network: Network) -> None:
     """
-    Check that a network was made by :func:`describe_network`, which checks its offsets.
+    Refuse a network that :func:`describe_network`, which checks the offsets, did not make.
 
-    :param network: of :func:`describe_network`
     :raises ValueError: if the network is anything else
     """
     if type(network) is not Network:
         raise ValueError(f"`network` must be made by `describe_network`, but {shown(network)} was given.")
+
+
+def check_inputs(network: Network, params: np.ndarray, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Check a network, its parameters and a batch of observations.
+
+    :return: parameters and observations, both of the parameters' dtype
+    :raises ValueError: if a shape or a dtype does not fit
+    """
+    check_network(network)
+    params = float_array("params", params, (network.size,))
+    return params, float_rows("observations", observations, (None, int(network.actor[0, INPUTS])), params.dtype)

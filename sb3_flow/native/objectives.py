@@ -3,7 +3,8 @@
 import math
 from typing import Literal, NamedTuple, get_args
 
-from sb3_flow.kernels.array_arguments import check_choice, number, shown
+from sb3_flow.compiled.choices import check_choice, shown
+from sb3_flow.kernels.array_arguments import number
 
 PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
 POLICY_LOSSES = {name: code for code, name in enumerate(get_args(PolicyLoss))}
@@ -11,7 +12,7 @@ CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = POLICY_LOSSES.values()
 
 
 class Objective(NamedTuple):
-    """Made by :func:`describe_objective`."""
+    """Hold the numbers of a loss, see :func:`describe_objective`, which makes it."""
 
     policy_loss: int
     normalize_advantage: bool
@@ -27,7 +28,7 @@ class Objective(NamedTuple):
 
 
 class Adam(NamedTuple):
-    """Arguments of the optimiser, and the norm that gradients are clipped at before. All floats."""
+    """Hold the arguments of the optimiser, and the norm at which gradients are clipped before a step."""
 
     learning_rate: float
     max_grad_norm: float
@@ -54,7 +55,7 @@ def describe_objective(
     Describe the loss by the arguments of ``sb3_flow.PPO`` and ``sb3_flow.losses``, at their present values.
 
     :return: the loss that :func:`ppo_epoch` minimises
-    :raises ValueError: if the loss is unknown or something is no number
+    :raises ValueError: if the loss is unknown, or another argument is not a number
     """
     check_choice(tuple(POLICY_LOSSES), policy_loss=policy_loss)
     clip_range = number("clip_range", clip_range)
@@ -75,12 +76,10 @@ def describe_objective(
 
 def check_settings(objective: Objective, adam: Adam) -> tuple[Objective, Adam]:
     """
-    Check the numbers that loss and optimiser work with.
+    Check the numbers of a loss and of its optimiser.
 
-    :param objective: of :func:`describe_objective`
-    :param adam: arguments of the optimiser
-    :return: the same with the types that the loops are compiled for
-    :raises ValueError: if something is no number, or the loss is unknown
+    :return: both with the types for which the loops are compiled
+    :raises ValueError: if a field is not a number, or the loss is unknown
     """
     if not isinstance(objective, Objective) or objective.policy_loss not in POLICY_LOSSES.values():
         raise ValueError(f"`objective` must be made by `describe_objective`, but {shown(objective)} was given.")

@@ -1,42 +1,32 @@
 """
-PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. On such
-networks torch spends its time on overhead per operation; here there is none.
+PPO's update of an MLP policy, a whole pass over the rollout in one call: forward, gradient by hand, norm clip, Adam. On small
+networks torch spends most of its time on preparing operations, which these loops need not do.
 """
 
+from collections import namedtuple
 from typing import NamedTuple
 
 import numpy as np
 
 from sb3_flow.compiled import compiled
-from sb3_flow.kernels.array_arguments import float_array, float_rows, whole
+from sb3_flow.kernels.array_arguments import float_rows, whole
 from sb3_flow.native.adam import adam_step, clip_norm
 from sb3_flow.native.distributions import bernoulli_scores, categorical_scores, gaussian_scores
 from sb3_flow.native.layers import aligned, backward, forward, gather, padded, total_outputs, widest_output
 from sb3_flow.native.matrices import BLOCK, STRIDE
-from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network, check_network
+from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network, check_inputs
 from sb3_flow.native.objectives import DECOUPLED, GSPO, GSPO_TOKEN, Adam, Objective, check_settings
 from sb3_flow.native.rollout_arrays import Rollout, check_actions, check_minibatches, check_state, make_rollout
 from sb3_flow.native.surrogate_loops import SEQUENCE_SUMS, normalise, ratio_metrics, rowwise_loss, sequence_loss, squared_error
 
-
-class Metrics(NamedTuple):
-    """Columns of :func:`ppo_epoch`'s metrics."""
-
-    policy_gradient_loss: int
-    entropy_loss: int
-    value_loss: int
-    kl_reference: int
-    loss: int
-    approx_kl: int
-    clip_fraction: int
-    ratio_mean: int
-    ratio_max: int
-    sequence_ratio_mean: int
-    sequence_ratio_max: int
-
-
+Metrics = namedtuple(
+    "Metrics",
+    "policy_gradient_loss entropy_loss value_loss kl_reference loss approx_kl clip_fraction ratio_mean ratio_max "
+    "sequence_ratio_mean sequence_ratio_max",
+)
+"""Columns of :func:`ppo_epoch`'s metrics."""
 METRICS = Metrics._fields
-"""Names of the columns; a metric that a loss does not have is NaN."""
+"""Names of the columns. A metric that the loss does not have is NaN."""
 _column = Metrics(*range(len(METRICS)))
 
 
@@ -64,51 +54,38 @@ def ppo_epoch(
     reference_log_std: np.ndarray | None = None,
 ) -> tuple[np.ndarray, int, bool]:
     """
-    Run one pass over a rollout of N rows, minibatch by minibatch, without the GIL. Arrays of another dtype than the
-    parameters', or not C-contiguous, are converted at each call.
+    Pass over a rollout of N rows once, minibatch by minibatch, without the GIL. Arrays that are not C-contiguous, or not of
+    the parameters' dtype, are converted at each call.
 
-    :param network: of :func:`describe_network`
-    :param objective: of :func:`describe_objective`
+    :param network: made by :func:`describe_network`
+    :param objective: made by :func:`describe_objective`
     :param adam: arguments of the optimiser
-    :param params: flat, float32 (or float64), changed in place; as ``grad``, ``exp_avg`` and ``exp_avg_sq`` C-contiguous
-    :param grad: receives the clipped gradient of the last step; its contents before do not matter
+    :param params: flat, float32 or float64, changed in place; like ``grad``, ``exp_avg`` and ``exp_avg_sq`` C-contiguous
+    :param grad: receives the clipped gradient of the last step; the numbers that it holds before are not read
     :param exp_avg: Adam's first moment
     :param exp_avg_sq: Adam's second moment
     :param step: steps that Adam has done before
-    :param order: rows in the order of the pass, int64; fewer than N for some of them
-    :param starts: where in ``order`` each minibatch starts, and where the last one ends, int64, shape ``(M + 1,)``
+    :param order: rows in the order of the pass, int64; rows that are left out are not learned from
+    :param starts: start of each minibatch in ``order``, and the end of the last minibatch, int64, shape ``(M + 1,)``
     :param observations: shape ``(N, features)``
     :param actions: shape ``(N, parts)``, numbers of choices as floats
     :param old_log_probs: shape ``(N,)``
     :param advantages: shape ``(N,)``
     :param returns: shape ``(N,)``, with a critic
     :param old_values: shape ``(N,)``, if values are clipped
-    :param segments: for GSPO: sequence of each entry of ``order``, numbered from 0 in every minibatch, int64
+    :param segments: sequence of each entry of ``order``, numbered from 0 in every minibatch, int64; for GSPO
     :param proximal_log_probs: shape ``(N,)``, for the decoupled loss
-    :param reference: with ``kl_coef``: logits, or means, of the reference policy, shape ``(N, features)``
-    :param reference_log_std: of Gaussians, shape ``(parts,)``
-    :return: metrics, float64, shape ``(minibatches looked at, len(METRICS))``; steps that Adam has done now; whether the last
-        of the minibatches exceeded 1.5 ``target_kl`` and was not learned from
-    :raises ValueError: if shapes do not fit or something that is needed is missing
+    :param reference: logits, or means, of the reference policy, shape ``(N, outputs)``; with ``kl_coef``
+    :param reference_log_std: the reference's ``log_std``, shape ``(parts,)``; with ``kl_coef``, for Gaussians
+    :return: metrics, float64, shape ``(minibatches, len(METRICS))``; steps that Adam has done now; True if the last of these
+        minibatches exceeded 1.5 ``target_kl``, ended the pass and was not learned from
+    :raises ValueError: if shapes do not fit, or an array that is needed is missing
     """
-    check_network(network)
+    given = locals()
     objective, adam = check_settings(objective, adam)
     state = check_state(network, params=params, grad=grad, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     step = whole("step", step, 0)
-    rollout = make_rollout(
-        network,
-        objective,
-        params.dtype,
-        observations=observations,
-        actions=actions,
-        old_log_probs=old_log_probs,
-        advantages=advantages,
-        returns=returns,
-        old_values=old_values,
-        proximal_log_probs=proximal_log_probs,
-        reference=reference,
-        reference_log_std=reference_log_std,
-    )
+    rollout = make_rollout(network, objective, params.dtype, **{name: given[name] for name in Rollout._fields})
     in_sequences = objective.policy_loss in (GSPO, GSPO_TOKEN)
     order, starts, segments = check_minibatches(len(rollout.observations), order, starts, segments, in_sequences)
     metrics = np.full((len(starts) - 1, len(METRICS)), np.nan)
@@ -120,20 +97,14 @@ def policy_evaluate(
     network: Network, params: np.ndarray, observations: np.ndarray, actions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Compute values, and log-probabilities of given actions.
+    Compute values, and log-probabilities of given actions; the other arguments are explained at :func:`policy_forward`.
 
-    :param network: of :func:`describe_network`
-    :param params: flat, float32 or float64
-    :param observations: shape ``(n, features)``, converted to the dtype of ``params`` if of another one
-    :param actions: shape ``(n, parts)``, likewise
+    :param actions: shape ``(n, parts)``, converted to the dtype of ``params``
     :return: values, 0 without a critic, and log-probabilities of the actions, both of shape ``(n,)``
     :raises ValueError: if shapes do not fit
     """
-    check_network(network)
-    params = float_array("params", params, (network.size,))
-    dtype = params.dtype
-    observations = float_rows("observations", observations, (None, int(network.actor[0, INPUTS])), dtype)
-    n = len(observations)
+    params, observations = check_inputs(network, params, observations)
+    n, dtype = len(observations), params.dtype
     actions = float_rows("actions", actions, (n, len(network.components)), dtype)
     check_actions(network, actions)
     row, rows = np.empty(0, dtype), np.empty((0, 0), dtype)
@@ -145,9 +116,10 @@ def policy_evaluate(
 
 class Workspace(NamedTuple):
     """
-    Scratch of a pass. Each block of ``x`` holds, from its start and from the places given: observations, outputs of all the
-    actor's layers, of the critic's, scores, and the part of the gradient that does not depend on the surrogate. ``d`` holds
-    gradients of layers in turn, at its start and at ``other_at``; ``rows`` has one number a row of the minibatch.
+    Hold the scratch memory of a pass. A block of ``x`` holds the observations, from its start, and from the given places on
+    the outputs of the actor's layers, the outputs of the critic's layers, scores, and the part of the gradient that does not
+    depend on the surrogate. ``d`` holds gradients of layers in turn, at its start and at ``other_at``. Each row of ``rows``
+    holds a number for each row of the minibatch.
     """
 
     x: np.ndarray
@@ -161,7 +133,7 @@ class Workspace(NamedTuple):
     other_at: int
 
 
-# Rows of ``Workspace.rows``; the rows from _SCRATCH on serve one loss after the other
+# Rows of ``Workspace.rows``; the losses use the rows from _SCRATCH on in turn
 _LOG_PROBS, _SLOPES, _VALUES, _VALUE_SLOPES, _OLD_LOG_PROBS, _ADVANTAGES, _SCRATCH = range(7)
 _PROXIMAL, _RETURNS, _OLD_VALUES = _SCRATCH, _SCRATCH, _SCRATCH + 1
 
@@ -192,11 +164,7 @@ def _gather(table, order, start, out, n):
 
 @compiled()
 def _evaluate_minibatch(network, params, rollout, order, start, n, ent, kl, work, std_grad):
-    """
-    Run the forward pass of a minibatch, with scores.
-
-    :return: sums of the entropies and of the divergences, and where the last layers of actor and critic start
-    """
+    """Run the forward pass; return sums of entropies and of divergences, and places of the actor's and critic's outputs."""
     entropy, divergence, last_of_actor, last_of_critic = 0.0, 0.0, 0, 0
     log_std = params[max(network.log_std, 0) :]
     for b in range(0, n, BLOCK):

@@ -4,13 +4,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sb3_flow.kernels.array_arguments import FLOAT32, FLOAT64, NDARRAY, float_rows, integers, shown
-from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network
+from sb3_flow.compiled.choices import shown
+from sb3_flow.kernels.array_arguments import FLOAT32, FLOAT64, NDARRAY, float_rows, integers
+from sb3_flow.native.network_layout import CATEGORICAL, GAUSSIAN, INPUTS, OUTPUTS, Network, check_network
 from sb3_flow.native.objectives import DECOUPLED, Objective
 
 
 class Rollout(NamedTuple):
-    """Arrays of a rollout, made by :func:`ppo_epoch`: of the parameters' dtype, empty where not needed."""
+    """Hold the arrays of a rollout, made by :func:`make_rollout`: of the parameters' dtype, empty if they are not needed."""
 
     observations: np.ndarray
     actions: np.ndarray
@@ -25,13 +26,13 @@ class Rollout(NamedTuple):
 
 def check_state(network: Network, **arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     """
-    Check the arrays that are changed in place.
+    Check a network, and the arrays that are changed in place.
 
-    :param network: whose parameters they are
-    :param arrays: by argument name; the first one's dtype is that of all
-    :return: the arrays
-    :raises ValueError: if one is not writable, contiguous, or of the dtype or the shape expected
+    :param network: made by :func:`describe_network`
+    :param arrays: vectors as long as the network's parameters, by argument name; all must have the dtype of the first
+    :raises ValueError: if an array is not writable, not contiguous, or of another dtype or shape
     """
+    check_network(network)
     dtype = getattr(next(iter(arrays.values())), "dtype", None)
     dtype = FLOAT64 if dtype == FLOAT64 else FLOAT32
     for name, array in arrays.items():
@@ -47,13 +48,12 @@ def check_state(network: Network, **arrays: np.ndarray) -> tuple[np.ndarray, ...
 
 def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arrays: Any) -> Rollout:
     """
-    Check the rows that are learned from.
+    Check and convert the arrays of a rollout.
 
-    :param network: of ``describe_network``
+    :param network: made by :func:`describe_network`
     :param objective: decides which arrays are needed
-    :param dtype: of the parameters
-    :param arrays: by the names of the fields, None for an array that is not given
-    :return: the rollout; arrays that are not needed are empty
+    :param dtype: dtype of the parameters
+    :param arrays: arrays by the names of :class:`Rollout`, None for an array that is not given
     :raises ValueError: if a needed array is missing or does not fit
     """
     observations = float_rows("observations", arrays["observations"], (None, int(network.actor[0, INPUTS])), dtype)
@@ -84,10 +84,8 @@ def make_rollout(network: Network, objective: Objective, dtype: np.dtype, **arra
 
 def check_actions(network: Network, actions: np.ndarray) -> None:
     """
-    Check that the actions can be chosen.
+    Refuse actions that the distribution cannot draw.
 
-    :param network: of ``describe_network``
-    :param actions: shape ``(n, parts)``
     :raises ValueError: if an action is not whole, negative or too large
     """
     if network.distribution == GAUSSIAN:
@@ -105,13 +103,11 @@ def check_minibatches(
     """
     Check the rows of each minibatch.
 
-    :param n: rows of the rollout
-    :param order: rows in the order of the pass
-    :param starts: where in ``order`` each minibatch starts, and where the last one ends
-    :param segments: sequence of each entry of ``order``
-    :param in_sequences: whether sequences are needed
-    :return: the three of them as int64, C-contiguous
-    :raises ValueError: if one points out of the rollout, or does not fit
+    :param n: number of the rollout's rows
+    :param order: see :func:`ppo_epoch`, as for ``starts`` and ``segments``
+    :param in_sequences: the loss needs ``segments``
+    :return: ``order``, ``starts`` and ``segments`` as int64, C-contiguous
+    :raises ValueError: if an array points out of the rollout, or does not fit
     """
     order, starts = integers("order", order, (None,)), integers("starts", starts, (None,))
     if len(order) and (order.min() < 0 or order.max() >= n):

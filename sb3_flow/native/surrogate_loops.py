@@ -1,6 +1,6 @@
 """
-Policy and value losses of a minibatch with their gradients with respect to log-probabilities and values: the semantics of
-``losses.surrogates``, with autograd's choices where two terms are equal.
+Policy and value losses of a minibatch, with gradients with respect to log-probabilities and values: the losses of
+``losses.surrogates``, with autograd's gradients where two terms are equal.
 """
 
 import numpy as np
@@ -35,8 +35,8 @@ def normalise(advantages):
 
 @compiled()
 def clipped_objective(ratio, advantage, low, high, dual_clip):
-    """Compute a row's objective and its derivative by the ratio; ``dual_clip`` 0 for none."""
-    zero, one, half = np.float32(0), np.float32(1), np.float32(0.5)  # of no influence on the precision
+    """Compute a row's objective and its derivative by the ratio; a ``dual_clip`` of 0 stands for none."""
+    zero, one, half = np.float32(0), np.float32(1), np.float32(0.5)  # float32 keeps the other operand's precision
     bounded = low if ratio < low else ratio
     bounded = high if bounded > high else bounded
     inside = zero if ratio < low or ratio > high else one
@@ -59,24 +59,20 @@ def clipped_objective(ratio, advantage, low, high, dual_clip):
 
 @compiled()
 def _is_outside(change, below, above):
-    """Say whether a ratio is out of bounds, by its difference to 1."""
+    """Say whether a ratio, given by its difference to 1, is out of bounds."""
     return change > above or -change > below
 
 
 @compiled()
 def rowwise_loss(kind, log_probs, old, proximal, advantages, below, above, dual_clip, rho_bar, slopes):
     """
-    Compute a loss with a ratio for each row.
+    Compute a loss with a ratio for each row; all arrays have shape ``(n,)``.
 
-    :param kind: ``CLIP``, ``DUAL_CLIP`` or ``DECOUPLED``
-    :param log_probs: shape ``(n,)``
-    :param old: likewise, of the policy that acted
-    :param proximal: likewise, of the policy to stay close to; only ``DECOUPLED`` reads these
-    :param advantages: shape ``(n,)``
+    :param kind: ``CLIP``, ``DUAL_CLIP``, which reads ``dual_clip``, or ``DECOUPLED``, which reads ``proximal`` and ``rho_bar``
+    :param old: log-probabilities of the policy that acted
+    :param proximal: log-probabilities of the policy to stay close to
     :param below: distance of the ratio's lower bound from 1
     :param above: distance of the upper bound from 1
-    :param dual_clip: of ``DUAL_CLIP``
-    :param rho_bar: of ``DECOUPLED``
     :param slopes: receives the derivatives of the loss by ``log_probs``
     :return: the loss, and the share of ratios out of bounds
     """
@@ -109,9 +105,9 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above
     """
     Compute a loss with a ratio for each sequence, with arguments as :func:`rowwise_loss`: ``GSPO`` or ``GSPO_TOKEN``.
 
-    :param segments: sequence of every row, from 0 on
+    :param segments: sequence of every row, numbered from 0 on
     :param sums: scratch, shape ``(SEQUENCE_SUMS, at least n)``
-    :return: the loss, mean and maximum of the sequences' ratios, and the share of the sequences' ratios out of bounds
+    :return: the loss; mean and maximum of the sequences' ratios; the share of these ratios out of bounds
     """
     outlined()
     n, n_segments = len(log_probs), 0
@@ -158,14 +154,11 @@ def sequence_loss(kind, log_probs, old, advantages, segments, sums, below, above
 @compiled()
 def squared_error(values, returns, old, clip, slopes):
     """
-    Compute the mean squared error of values that may be clipped.
+    Compute the mean squared error of values that may be clipped; all arrays have shape ``(n,)``.
 
-    :param values: shape ``(n,)``
-    :param returns: likewise
-    :param old: values to stay close to, looked at if they are clipped
-    :param clip: largest distance, negative for none
+    :param old: values to stay close to, read if values are clipped
+    :param clip: largest distance from ``old``; a negative number: values are not clipped
     :param slopes: receives the derivatives by ``values``
-    :return: mean squared error
     """
     outlined()
     n = len(values)

@@ -1,1 +1,1 @@
-"""What PPO, GRPO and their variants share: collection, rollout buffers, estimators, the update, the native backend."""
+"""The common parts of PPO, GRPO and their variants: collection, rollout buffers, estimators, update, native backend."""

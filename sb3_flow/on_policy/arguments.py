@@ -22,11 +22,10 @@ Recomputation = Literal["auto", "never", "epoch", "minibatch"]
 
 def given_by_name(scope: dict[str, Any], *kept: str) -> dict[str, Any]:
     """
-    Collect what a constructor was given, to relay it by name.
+    Collect the arguments of a constructor by name, to relay them.
 
     :param scope: ``locals()`` at the beginning of the constructor
-    :param kept: names of arguments that are not relayed
-    :return: all other arguments by name
+    :param kept: names of arguments that are left out
     """
     return {name: value for name, value in scope.items() if name not in ("self", "__class__", *kept)}
 
@@ -35,8 +34,7 @@ def check_choices(model: Any) -> None:
     """
     Refuse options that do not exist, and options that exclude each other.
 
-    :param model: with the arguments that the classes add to SB3's
-    :raises ValueError: if an argument is none of its choices, or two arguments do not go together
+    :raises ValueError: if an argument of the model is not among its choices, or two arguments do not go together
     """
     check_choice(get_args(Advantage), advantage=model.advantage)
     check_choice(get_args(PolicyLoss), policy_loss=model.policy_loss)
@@ -62,13 +60,7 @@ def check_choices(model: Any) -> None:
 
 
 def check_sizes(n_steps: int, batch_size: int | None) -> None:
-    """
-    Refuse rollouts and minibatches without rows.
-
-    :param n_steps: of a rollout
-    :param batch_size: of a minibatch; None for the whole rollout
-    :raises ValueError: if a size is not at least 1
-    """
+    """Raise a ValueError if rollouts or minibatches have no rows; a batch size of None takes the whole rollout."""
     check_whole(1, n_steps=n_steps)
     if batch_size is not None:
         check_whole(1, batch_size=batch_size)
@@ -76,13 +68,12 @@ def check_sizes(n_steps: int, batch_size: int | None) -> None:
 
 def check_numbers(model: Any) -> None:
     """
-    Refuse numbers that cannot be meant.
+    Refuse numbers out of their range; schedules are checked when they are evaluated.
 
-    :param model: with SB3's arguments; schedules are checked when they are evaluated
-    :raises ValueError: if an argument is not a number, or out of its range
+    :raises ValueError: if an argument of the model is not a number, or out of its range
     """
     check_sizes(model.n_steps, model.batch_size)
-    check_whole(0, n_epochs=model.n_epochs)  # 0 to collect alone
+    check_whole(0, n_epochs=model.n_epochs)  # with 0, the model only collects
     check_layers(model.policy_kwargs.get("net_arch"))
     check_number(
         learning_rate=model.learning_rate,
@@ -101,11 +92,7 @@ def check_numbers(model: Any) -> None:
 
 
 def warn_of_idle_arguments(model: Any) -> None:
-    """
-    Warn of arguments that have no effect beside the others.
-
-    :param model: with the arguments that the classes add to SB3's
-    """
+    """Warn of arguments of a model that have no effect beside its other arguments."""
     vtrace, decoupled = model.advantage == "vtrace", model.policy_loss == "decoupled"
     warn_without_effect(
         model,

@@ -18,27 +18,26 @@ DISTRIBUTIONS = (
     distributions.BernoulliDistribution,
     distributions.DiagGaussianDistribution,
 )
-# a subclass that has changed one of these is not covered
+# the loops do not cover a subclass that has changed one of these
 METHODS = ("forward", "evaluate_actions", "predict_values", "extract_features", "_get_action_dist_from_latent")
 
 ONE_THREAD, TWO_THREADS = 600e6, 100e6
-"""Weights times rows of a minibatch up to which compiled loops, which run on one thread, learn faster than torch does on so
-many threads."""
+"""Weights times rows of a minibatch up to which the loops, on their single thread, are faster than torch on 1 or 2 threads."""
 ALWAYS = 8e6
-"""The same on any number of threads: torch spends more time than the loops take on preparing its operations."""
+"""The same limit for any number of threads: torch spends more time on preparing its operations than the loops take."""
 
 
 def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: int, threads: int) -> str | None:
     """
-    Decide which backend is faster, by a rule that is fitted to ``tests/benchmarks/backend_choice.py``, on a processor where
-    torch's products are the fastest: torch spends about as long on preparing the operations of any network, and is faster
+    Decide which backend is faster, by a rule that is fitted to ``tests/benchmarks/backend_choice.py`` on a processor where
+    torch's products are the fastest. Torch takes about the same time to prepare the operations of any network, and is faster
     where there is much to multiply.
 
     :param layers: inputs and outputs of the linear layers of actor and critic
     :param batch_size: rows of a minibatch
-    :param n_envs: environments
-    :param threads: of torch
-    :return: why torch is faster, None if compiled loops are
+    :param n_envs: number of environments
+    :param threads: number of torch's threads
+    :return: the reason why torch is faster, None if compiled loops are
     """
     weights = sum(n_in * n_out for n_in, n_out in layers)
     limit = ONE_THREAD if threads == 1 else max(ALWAYS, TWO_THREADS / (threads - 1))
@@ -53,16 +52,15 @@ def torch_is_faster(layers: Sequence[tuple[int, int]], batch_size: int, n_envs: 
 
 
 def linear_layers(policy: ActorCriticPolicy) -> list[tuple[int, int]]:
-    """:return: inputs and outputs of a policy's linear layers"""
+    """List inputs and outputs of a policy's linear layers."""
     return [(layer.in_features, layer.out_features) for layer in policy.modules() if isinstance(layer, nn.Linear)]
 
 
 def not_covered(policy: ActorCriticPolicy) -> str | None:
     """
-    Look for a reason why the compiled loops do not cover a policy.
+    Look for a reason why the compiled loops do not cover a policy of SB3's PPO.
 
-    :param policy: of SB3's PPO
-    :return: why the compiled loops do not cover this policy, a sentence without its full stop; None if they do
+    :return: the reason, a sentence without its full stop; None if the loops cover the policy
     """
     space = policy.observation_space
     optimizer: Any = policy.optimizer
@@ -72,7 +70,7 @@ def not_covered(policy: ActorCriticPolicy) -> str | None:
         return f"the policy is on {policy.device}, and the compiled loops run on the CPU"
     if is_image_space(space) or not _only_flattens(policy.features_extractor):
         encoder = type(policy.features_extractor).__name__
-        return f"{encoder} encodes the {type(space).__name__} observations, and the compiled loops take flat ones"
+        return f"{encoder} encodes the {type(space).__name__} observations, and the compiled loops take flat observations"
     if type(policy.action_dist) not in DISTRIBUTIONS:
         return f"the compiled loops do not draw actions from a {type(policy.action_dist).__name__}"
     if type(policy.mlp_extractor) is not MlpExtractor or policy.activation_fn not in (nn.Tanh, nn.ReLU):

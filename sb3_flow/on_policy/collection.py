@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def stack_observations(observations: list[Any]) -> Any:
-    """:return: observations of one space as one batch, Dict by Dict"""
+    """Stack observations of a space into a batch; the parts of Dict observations are stacked by key."""
     if isinstance(observations[0], dict):
         return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
     return np.stack(observations)
@@ -36,12 +36,9 @@ def stack_observations(observations: list[Any]) -> Any:
 
 def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], actions: np.ndarray) -> np.ndarray:
     """
-    Bring sampled actions into the environments' bounds.
+    Bring actions that a policy sampled into the bounds of the environments' action space.
 
-    :param policy: which sampled the actions
-    :param action_space: of the environments
-    :param actions: as sampled
-    :return: as the environments take them
+    :return: the actions as the environments take them
     """
     if not isinstance(action_space, spaces.Box):
         return actions
@@ -53,10 +50,10 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], 
 
 class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     """
-    ``collect_rollouts`` with hooks for what the classes do differently, and two kinds of rollout: SB3's ``n_steps`` from where
-    the environments stand, and whole episodes (``whole_episodes``): all environments are reset, and the rollout ends when
-    each has finished its first episode, or after ``n_steps``. Steps after a first end are taken, because a vectorised
-    environment steps as one, and counted as time steps, but they do not enter the update or the episode statistics.
+    Collect rollouts of two kinds, with hooks that subclasses override. SB3's rollouts are ``n_steps`` from the environments'
+    present states. For whole episodes (``whole_episodes``) all environments are reset, and the rollout ends when each
+    environment has finished its first episode, or after ``n_steps``. A vectorised environment steps all its members, so steps
+    after a member's first end are taken and counted as time steps, but enter neither the update nor the episode statistics.
     """
 
     rollout_buffer: EstimatedRollouts
@@ -66,25 +63,20 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
     @property
     def whole_episodes(self) -> bool:
-        """Say whether rollouts are whole episodes: peers can be compared over nothing less."""
+        """Say whether rollouts are whole episodes, without which peers cannot be compared."""
         return self.advantage == "group"
 
     def learn(
-        self,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        *arguments: Any,
-        **options: Any,
+        self, total_timesteps: int, callback: MaybeCallback = None, log_interval: int = 1, *arguments: Any, **options: Any
     ) -> Self:
         """
-        Learn for so many environment steps.
+        Learn for a number of environment steps.
 
         :param total_timesteps: environment steps to train on
         :param callback: callback(s) called at every step
         :param log_interval: rollouts between two log lines, None for none
-        :param arguments: what SB3's (sb3-contrib's) ``learn`` takes besides
-        :param options: the same by name
+        :param arguments: further arguments of SB3's (sb3-contrib's) ``learn``
+        :param options: further arguments by name
         :return: the trained model
         """
         check_learning(total_timesteps, log_interval)
@@ -103,8 +95,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
         :param env: the training environments
         :param callback: called at each step, and at the beginning and end of the rollout
-        :param rollout_buffer: filled
-        :param n_rollout_steps: steps to collect in each environment; with whole episodes, at most that many
+        :param rollout_buffer: the buffer that is filled
+        :param n_rollout_steps: steps to collect in each environment; for whole episodes, the largest number of steps
         :param use_masking: ask the environments for action masks (MaskablePPO)
         :return: False if the callback ended training
         """
@@ -141,15 +133,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
 
             rollout_buffer.record(rewards, dones, alive)
             self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps - 1)
-            rollout_buffer.add(
-                self._last_obs,  # type: ignore[arg-type]
-                actions,
-                rewards,
-                self._last_episode_starts,  # type: ignore[arg-type]
-                values,
-                log_probs,
-                **extras,
-            )
+            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs, **extras)  # type: ignore[arg-type]
             self._after_step()
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
@@ -176,20 +160,20 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         """
         Set the seed of the pseudo-random generators (python, numpy, pytorch, gym, action space), and of native actions.
 
-        :param seed: without a seed, native actions are seeded from NumPy's global generator when they are first needed
+        :param seed: None: native actions are seeded from NumPy's global generator when they are first needed
         """
         super().set_random_seed(seed)
         self._actions_generator = None if seed is None else np.random.default_rng(seed)
 
     def _generator_of_actions(self) -> np.random.Generator:
-        """:return: the random generator of native actions"""
+        """Return the random generator of native actions, and make it first if there is none."""
         if self._actions_generator is None:
             self._actions_generator = np.random.default_rng(np.random.randint(2**31))
         return self._actions_generator
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
-        if self.whole_episodes:  # the last of them goes beyond the number of steps, where SB3's schedules are negative
+        if self.whole_episodes:  # the last rollout may exceed the number of steps, where SB3's schedules are negative
             self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 
     def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
@@ -208,11 +192,11 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             self.policy.reset_noise(self.n_envs)
 
     def _last_observations(self) -> Any:
-        """:return: the last observations as tensors"""
+        """Convert the last observations to tensors."""
         return obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        """:return: actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``"""
+        """Return actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``."""
         if self.native is not None:
             return *self.native.act(self._last_obs, self._generator_of_actions()), {}
         # on a GPU, sampling from a distribution that is not finite ends all use of the device in this process
@@ -220,15 +204,10 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             return *self.policy(self._last_observations()), {}
 
     def _after_step(self) -> None:
-        """Do what follows the addition of a step to the buffer."""
+        """Keep further states after a step has been added to the buffer; recurrent policies override this hook."""
 
     def _add_final_values(
-        self,
-        rollout_buffer: EstimatedRollouts,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        step: int,
+        self, rollout_buffer: EstimatedRollouts, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], step: int
     ) -> None:
         """Add discounted values of final observations to rewards, as SB3 does: a time limit is not an end of the task."""
         final = self._final_observations(dones, infos, step)
@@ -248,7 +227,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
                 self.logger.record(key, value)
 
     def _final_observations(self, dones: np.ndarray, infos: list[dict[str, Any]], step: int) -> list[FinalObservation]:
-        """:return: the observations at which a time limit cut an episode, as SB3 finds them"""
+        """Find the observations at which a time limit cut an episode, as SB3 does."""
         if not dones.any():
             return []
         return [
@@ -258,11 +237,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         ]
 
     def _final_values(self, final: list[FinalObservation]) -> th.Tensor:
-        """
-        :param final: final observations
-        :return: their values, shape ``(len(final),)``; in one forward pass, except where the promise of SB3's own bits
-            holds: matrix products of one row and of several round differently
-        """
+        """Compute the values of final observations, shape ``(len(final),)``, in one forward pass if bits need not be SB3's."""
+        # SB3 passes each observation by itself, and matrix products of one row and of several rows round differently
         if self.advantage == "gae" and self.device.type == "cpu" and self.native is None:
             return th.cat([self._values_of([end]) for end in final])
         return self._values_of(final)
@@ -275,7 +251,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         return self.policy.predict_values(observations).flatten()
 
     def _last_values(self) -> th.Tensor:
-        """:return: values of the observations after the last step, shape ``(n_envs, 1)``"""
+        """Compute values of the observations after the last step, shape ``(n_envs, 1)``."""
         if self.native is not None:
             return self.native.values(self._last_obs)
         return self.policy.predict_values(self._last_observations())

@@ -1,7 +1,7 @@
-"""Advantage estimators over a rollout: the kernel of each, and the arrays that it reads."""
+"""Advantage estimators over a rollout: the kernel of each estimator, and the arrays that the kernel reads."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,7 +12,7 @@ Advantage = Literal["gae", "vtrace", "group"]
 
 class Estimate(NamedTuple):
     """
-    Advantages, and the targets of the value function.
+    Hold advantages, and the targets of the value function.
 
     :param advantages: time-major, shape ``(n_steps, n_envs)``
     :param returns: targets of the value function, same shape
@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
 
 
 class Rollout(Protocol):
-    """A rollout as an estimator reads it: attributes of the rollout buffer, arrays time-major."""
+    """List the attributes of a rollout buffer that estimators read; arrays are time-major."""
 
     rewards: np.ndarray
     raw_rewards: np.ndarray
@@ -47,13 +47,13 @@ class Rollout(Protocol):
 @dataclass
 class Estimator:
     """
-    An advantage estimator with its settings.
+    Estimate advantages.
 
-    :param kind: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561, with the lambda mixing that makes it GAE on-policy) or
+    :param kind: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561, with a lambda that makes it GAE on-policy) or
         "group" (peers instead of a critic)
     :param rho_bar: cap of the importance ratio of V-trace's TD errors; it decides which value function is learned
     :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
-    :param groups: how peers are compared, for "group"
+    :param groups: comparison of peers, for "group"
     """
 
     kind: Advantage = "gae"
@@ -62,19 +62,12 @@ class Estimator:
     groups: Groups = field(default_factory=Groups)
 
     def of_rollout(self, rollout: Rollout) -> Estimate:
-        """:return: the estimate at collection, when the policy has not moved since it acted: every ratio is 1"""
+        """Estimate at collection, when the policy has not moved since it acted, so that every ratio is 1."""
         from sb3_flow.kernels import compute_gae_sb3  # brings numba
 
         if self.kind == "gae":
-            advantages, returns = compute_gae_sb3(
-                rollout.rewards,
-                rollout.values,
-                rollout.episode_starts,
-                rollout.last_values,
-                rollout.last_dones,
-                rollout.gamma,
-                rollout.gae_lambda,
-            )
+            ends = rollout.episode_starts, rollout.last_values, rollout.last_dones
+            advantages, returns = compute_gae_sb3(rollout.rewards, rollout.values, *ends, rollout.gamma, rollout.gae_lambda)
             return Estimate(advantages, returns, {})
         if self.kind == "vtrace":
             return self.of_values(rollout, rollout.values, rollout.last_values, np.zeros_like(rollout.values))
@@ -88,38 +81,18 @@ class Estimator:
         Estimate with values and importance ratios of another policy than the policy that acted.
 
         :param rollout: rewards and ends of episodes
-        :param values: values to estimate with, time-major
+        :param values: values of the other policy, time-major
         :param last_values: value after the last step, shape ``(n_envs,)``
         :param log_rhos: log of present over behaviour probability, time-major
-        :return: the estimate
         """
         from sb3_flow.kernels import compute_gae, compute_vtrace  # brings numba
 
+        shared = ("terminated", "truncated", "final_values", "gamma", "gae_lambda")
+        settings: dict[str, Any] = {name: getattr(rollout, name) for name in shared} | {"last_values": last_values}
         if self.kind == "gae":
-            advantages, returns = compute_gae(
-                rollout.raw_rewards,
-                values,
-                last_values=last_values,
-                terminated=rollout.terminated,
-                truncated=rollout.truncated,
-                final_values=rollout.final_values,
-                gamma=rollout.gamma,
-                gae_lambda=rollout.gae_lambda,
-            )
-            return Estimate(advantages, returns, {})
-        # inside a surrogate the ratio is there already: q - V, not rho (q - V)
-        returns, advantages, _ = compute_vtrace(
-            log_rhos,
-            rollout.raw_rewards,
-            values,
-            last_values=last_values,
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            final_values=rollout.final_values,
-            gamma=rollout.gamma,
-            gae_lambda=rollout.gae_lambda,
-            rho_bar=self.rho_bar,
-            c_bar=self.c_bar,
-        )
+            return Estimate(*compute_gae(rollout.raw_rewards, values, **settings), {})
+        # a surrogate multiplies by the ratio itself, so it takes q - V, not rho (q - V)
+        settings |= {"rho_bar": self.rho_bar, "c_bar": self.c_bar}
+        returns, advantages, _ = compute_vtrace(log_rhos, rollout.raw_rewards, values, **settings)
         clipped = float(np.mean(log_rhos > np.log(self.rho_bar)))
         return Estimate(advantages, returns, {"train/rho_clipped_share": clipped})

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: acting does not hand them to an environment, and a pass that meets them is undone."""
+"""Refusal of numbers that are not finite: no environment gets such actions, and a pass that meets such numbers is undone."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import torch as th
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 _sum = partial(np.add.reduce, axis=None)
-"""Of an array; finite if all of it is, and faster than asking each number."""
+"""Sum of an array, which is finite only if all entries are, and faster than a look at each entry."""
 
 
 def _broken(**arrays: Any) -> list[str]:
-    """:return: names of the arrays (or dictionaries of arrays) that hold a number that is not finite"""
+    """List the names of the arrays (or dictionaries of arrays) that hold a number that is not finite."""
 
     def finite(array: Any) -> bool:
         return all(map(finite, array.values())) if isinstance(array, dict) else bool(np.isfinite(array).all())
@@ -23,7 +23,7 @@ def _broken(**arrays: Any) -> list[str]:
 
 
 def flat_weights(policy: ActorCriticPolicy) -> np.ndarray:
-    """:return: all parameters of a policy as a vector"""
+    """Concatenate all parameters of a policy."""
     return th.cat([parameter.detach().flatten() for parameter in policy.parameters()]).cpu().numpy()
 
 
@@ -31,24 +31,24 @@ def decide(act: Callable[[], tuple[Any, ...]], policy: ActorCriticPolicy, observ
     """
     Act, and refuse actions that are not finite before an environment gets them.
 
-    :param act: returns actions, values and log-probabilities, tensors, and anything besides
-    :param policy: which acts
-    :param observations: of the policy, for the error's message
-    :return: the same as ``act`` returned, with actions as an array
+    :param act: returns actions, values and log-probabilities as tensors, and any further objects
+    :param policy: the policy that acts
+    :param observations: the policy's observations, for the error's message
+    :return: the objects that ``act`` returned, with actions as an array
     :raises FloatingPointError: if an action, or its log-probability, is not finite
     """
     try:
         actions, values, log_probs, *more = act()
         actions = actions.cpu().numpy()
         probabilities = log_probs.cpu().numpy()
-        # integers are always finite; a broken distribution shows in their probability
+        # integers are always finite, but a broken distribution gives them a probability that is not
         if math.isfinite(_sum(probabilities)) and math.isfinite(_sum(actions)):
             return actions, values, log_probs, *more
         found = _broken(actions=actions, log_probabilities=probabilities)
-        if not found:  # the sums overflow
+        if not found:  # only the sums overflowed
             return actions, values, log_probs, *more
         error: Exception | None = None
-    except (ValueError, RuntimeError) as failure:  # torch's distributions, or its samplers, look at their arguments
+    except (ValueError, RuntimeError) as failure:  # torch's distributions and samplers check their arguments
         found, error = ["distribution"], failure
     causes = _broken(observations=observations, weights=flat_weights(policy))
     if error is not None and not causes:
@@ -63,8 +63,8 @@ def check_pass(number: int, losses: np.ndarray, finite: bool, rollout: Any) -> N
     """
     Refuse a pass whose losses or weights are not finite.
 
-    :param number: of the pass over a rollout, from 1 on
-    :param losses: of the minibatches that were learned from
+    :param number: number of the pass, from 1 on
+    :param losses: losses of the minibatches that were learned from
     :param finite: the weights are finite after the pass
     :param rollout: the rollout buffer, for the error's message
     :raises FloatingPointError: if a number is not finite
@@ -80,5 +80,5 @@ def check_pass(number: int, losses: np.ndarray, finite: bool, rollout: Any) -> N
     causes = _broken(**{name: getattr(rollout, name) for name in names})
     raise FloatingPointError(
         f"Pass {number} over a rollout broke. {finding}; not finite in the rollout: {', '.join(causes) or 'nothing'}. The "
-        "weights and the optimizer's state are those from before this pass."
+        "weights and the optimizer's state are as before this pass."
     )

@@ -9,11 +9,8 @@ from torch import nn
 
 def own_tensors(state: Any) -> Any:
     """
-    Copy the tensors of a state dict: torch's optimizers keep the tensors that they are given and write into them, and a view
-    is saved with all of the vector that the view is part of.
-
-    :param state: a state dict, or several state dicts in a dict
-    :return: the same with tensors of its own
+    Copy a state dict, or several state dicts in a dict, with their tensors: torch's optimizers keep and change the tensors
+    that they are given, and torch saves a view with all of its vector.
     """
     if isinstance(state, th.Tensor):
         return state.detach().clone()
@@ -26,18 +23,18 @@ def own_tensors(state: Any) -> Any:
 
 class FlatParameters:
     """
-    Four flat vectors that compiled loops work on and torch's module and optimizer see as theirs: parameters, gradients and
-    both moments of Adam. :meth:`link` notices tensors that were exchanged (by ``load_state_dict`` of the optimizer, by a
-    callback), takes their numbers over and puts the views back; nothing is lost in either direction.
+    Hold parameters, gradients and both moments of Adam in four flat vectors, on which compiled loops work; the tensors of
+    torch's module and optimizer are views of these vectors. :meth:`link` finds tensors that were exchanged (by the optimizer's
+    ``load_state_dict`` or by a callback), copies their numbers and puts the views back.
 
-    :param module: its parameters, in the order of ``module.parameters()``, all float32 on the CPU
+    :param module: network whose parameters are float32 on the CPU
     :param optimizer: ``torch.optim.Adam`` of these parameters
     """
 
     def __init__(self, module: nn.Module, optimizer: th.optim.Adam):
         self.parameters, self.optimizer = list(module.parameters()), optimizer
         size = sum(parameter.numel() for parameter in self.parameters)
-        # not one tensor of four rows: torch saves all of the memory that a view is part of
+        # not a tensor of four rows: torch saves all of the memory of which a view is a part
         self.values, self.gradients, self.exp_avg, self.exp_avg_sq = (th.zeros(size) for _ in range(4))
         self.offsets: dict[th.Tensor, int] = {}
         offset = 0
@@ -47,11 +44,7 @@ class FlatParameters:
 
     @th.no_grad()
     def link(self) -> int:
-        """
-        Make every tensor a view again, with the numbers that it has.
-
-        :return: optimizer steps that were taken
-        """
+        """Make every tensor a view again, without changing its numbers; return the number of the optimizer's steps."""
         steps = 0
         for parameter, offset in self.offsets.items():
             part = slice(offset, offset + parameter.numel())
@@ -73,6 +66,6 @@ class FlatParameters:
         return steps
 
     def stepped(self, steps: int) -> None:
-        """Tell the optimizer how many steps were taken in all."""
+        """Set the number of steps in the optimizer's state."""
         for parameter in self.parameters:
             self.optimizer.state[parameter]["step"].fill_(float(steps))

@@ -20,7 +20,7 @@ IN_PLACE: dict[type[th.nn.Module], Any] = {th.nn.Tanh: th.tanh_, th.nn.ReLU: th.
 
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """Spare distributions the checks of their arguments within the context: each check waits for the device."""
+    """Switch off, within the context, the checks of distributions' arguments, each of which waits for the device."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -32,10 +32,9 @@ def unchecked_distributions() -> Iterator[None]:
 @contextmanager
 def in_place_activations(policy: Any) -> Iterator[None]:
     """
-    Let the activations of SB3's networks overwrite the linear layers' outputs, which nothing else needs, within the context:
-    the same numbers, and less memory to go through.
-
-    :param policy: only tanh and ReLU that follow a linear layer of an ``MlpExtractor`` change, and no module with hooks
+    Let the activations of a policy's networks, within the context, overwrite the linear layers' outputs, which nothing else
+    needs: the numbers are the same, and less memory is touched. Only tanh and ReLU that follow a linear layer of an
+    ``MlpExtractor``, neither of which has hooks, change.
     """
     extractor = getattr(policy, "mlp_extractor", None)
     networks = (extractor.policy_net, extractor.value_net) if type(extractor) is MlpExtractor else ()
@@ -59,7 +58,7 @@ OPTIONS = ("amsgrad", "maximize", "weight_decay", "fused", "capturable", "differ
 
 
 def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
-    """:return: whether an optimizer is Adam without options or hooks, of contiguous float32 parameters on the CPU"""
+    """Say whether an optimizer is Adam without options or hooks, of contiguous float32 parameters on the CPU."""
     if type(optimizer) is not th.optim.Adam or len(optimizer.param_groups) != 1 or "step" in vars(optimizer):
         return False
     group = optimizer.param_groups[0]
@@ -71,28 +70,28 @@ def has_plain_steps(optimizer: th.optim.Optimizer) -> bool:
 
 
 LARGE = 2**17
-"""Numbers of a parameter from which on Adam's work on it takes longer than the calls, and copies do not pay."""
+"""Size from which on Adam's work on a parameter takes longer than the calls of its operations, and copies do not pay."""
 
 LARGEST_RATE = 1e30
 """Learning rate up to which a step along finite gradients leads to finite weights."""
 
 _memory: WeakKeyDictionary[th.optim.Optimizer, list[list[th.Tensor]]] = WeakKeyDictionary()
-"""Spare moments and weights of each optimizer, kept from one update to the next: the system hands out fresh memory slowly."""
+"""Spare moments and weights of each optimizer, kept from update to update, because the system gives new memory slowly."""
 
 
 class FlatAdam:
     """
-    Clipped steps of an optimizer in one update, which is a context, and in passes within it (see :meth:`one_pass`).
+    Take clipped steps of an optimizer in an update, which is a context, and in its passes, see :meth:`one_pass`.
 
-    Steps of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has begun are taken on flat vectors of all but the
-    large parameters: same numbers to the last bit, in a handful of operations instead of as many for each parameter, without
-    new memory at each. The first step of a pass leaves the moments that the pass began with where they are. All other steps
+    Steps of a plain ``th.optim.Adam`` (see :func:`has_plain_steps`) that has taken a step before are taken on flat vectors of
+    all but the large parameters: the same numbers to the last bit, by a few operations for all parameters instead of a few for
+    each, and without new memory. The first step of a pass does not overwrite the moments from before the pass. All other steps
     are the optimizer's own.
 
-    :param optimizer: its state, and the gradients as they were clipped last, are up to date when the context ends
-    :param parameters: whose gradients are clipped; usually the optimizer's
+    :param optimizer: the optimizer, whose state is up to date, like the clipped gradients, when the context ends
+    :param parameters: parameters whose gradients are clipped; usually the optimizer's
     :param max_grad_norm: largest norm of all gradients together
-    :param buffers: which a pass that is undone puts back, too
+    :param buffers: tensors that an undone pass puts back, like the parameters
     """
 
     def __init__(
@@ -120,10 +119,9 @@ class FlatAdam:
     @contextmanager
     def one_pass(self, single: bool = False) -> Iterator[None]:
         """
-        Undo the steps within the context, in weights, buffers and the optimizer's state, if they end with an error, which
-        Ctrl-C is not.
+        Undo the steps within the context, in weights, buffers and the optimizer's state, after an error, but not after Ctrl-C.
 
-        :param single: the pass has one step, which is not taken at all if its loss or gradients are not finite
+        :param single: the pass has a single step, which is not taken if its loss or gradients are not finite
         """
         if not self.flat:
             self._take()
@@ -141,7 +139,7 @@ class FlatAdam:
             self._exchange(self.begun)
 
     def _take(self) -> None:
-        """Put the small parameters' moments into flat vectors, if steps are to be taken on these."""
+        """Put the small parameters' moments into flat vectors, if the optimizer's steps can be taken on these."""
         states = [state for parameter in self.parameters if (state := self.optimizer.state.get(parameter))]
         steps = {float(state["step"]) for state in states} if has_plain_steps(self.optimizer) else set()
         mine = list(map(id, self.parameters)) == list(map(id, self.group["params"]))
@@ -154,7 +152,7 @@ class FlatAdam:
         self.small = [i for i, parameter in enumerate(self.parameters) if parameter.numel() < LARGE]
         self.sizes = [self.parameters[i].numel() for i in self.small]
         self.rows = [self.parameters[i].detach().view(-1) for i in self.small]
-        # a piece is a large parameter or, as the last one, all small ones; of each both moments
+        # a piece is a large parameter; the last piece is all small parameters; each piece has two moments
         self.large, self.present = large, [[states[i][name] for name in MOMENTS] for i in large]
         if self.small:
             self.present.append([th.cat([states[i][name].view(-1) for i in self.small]) for name in MOMENTS])
@@ -203,9 +201,8 @@ class FlatAdam:
 
     def step(self, loss: th.Tensor) -> None:
         """
-        Clip and go along the present gradients. Once one leaves parameters out, this and all later are the optimizer's.
-
-        :param loss: whose gradients they are
+        Clip the present gradients, which are the gradients of ``loss``, and take a step. From the first step on that leaves
+        parameters out, all steps are the optimizer's own.
         """
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if self.flat and len(gradients) == len(self.parameters):
@@ -241,12 +238,9 @@ class FlatAdam:
 
     def _moments(self, piece: int, gradient: th.Tensor, factor: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        Clip a gradient and take it into Adam's moments.
+        Clip the gradient of a piece in place by a factor, and add the gradient to Adam's moments.
 
-        :param piece: whose moments
-        :param gradient: changed in place
-        :param factor: that clips it
-        :return: the step's direction, and what it is divided by, in the scratch memory
+        :return: the step's direction and, in the scratch memory, its divisor
         """
         beta1, beta2 = self.group["betas"]
         exp_avg, exp_avg_sq = self.spare[piece][:2] if self.keep else self.present[piece]
@@ -262,7 +256,7 @@ class FlatAdam:
 
     @th.no_grad()
     def weights_are_finite(self) -> bool:
-        """:return: whether all parameters are finite numbers, or would be if a step had not been left out"""
+        """Say whether all parameters are finite, and would be if no step had been left out."""
         if self.broken:
             return False
         if self.flat:
@@ -275,7 +269,7 @@ class FlatAdam:
 
     @th.no_grad()
     def _leave(self) -> None:
-        """Go on with the optimizer's own steps, in a pass that was begun without them."""
+        """Go on with the optimizer's own steps in a pass that was begun on flat vectors."""
         everything = [*self.parameters, *self.buffers]
         now, begun, steps = [tensor.detach().clone() for tensor in everything], self.begun, self.steps
         self._undo()
@@ -288,7 +282,7 @@ class FlatAdam:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Give the optimizer its state, from which on steps are its own."""
+        """Give the optimizer its state, so that it can take the next steps itself."""
         if not self.flat:
             return
         self.flat = False

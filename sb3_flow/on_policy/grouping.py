@@ -1,4 +1,4 @@
-"""Group-relative advantages of a rollout, by the choice of peers, credit, baseline and scale."""
+"""Group-relative advantages of a rollout, with a choice of peers, credit, baseline and scale."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,19 +14,20 @@ Aggregation = Literal["step", "episode", "constant"]
 @dataclass(frozen=True)
 class Groups:
     """
-    How the members of a group are compared.
+    Compare the members of a group.
 
-    :param size: members of a group, neighbours among the environments; None for all environments
-    :param credit: "return_to_go": discounted return from each step against the peers alive at the same step;
-        "pooled": the same against all environments; "outcome": the undiscounted episode return against the group's (GRPO,
-        arXiv 2402.03300); "process": step rewards by the group's mean and deviation, summed over the later steps (its process
-        form, which has no other baseline or scale)
-    :param baseline: "mean", "loo" (mean of the others, unbiased), "median", "min", or "critic": the value function's error
-        is compared, with "loo"
-    :param scale: "none" (Dr. GRPO, arXiv 2503.20783), "group" (GRPO) or "batch": divide by the standard deviation
+    :param size: number of a group's members, which are neighbours among the environments; None for all environments
+    :param credit: "return_to_go": the discounted return from each step on is compared with the peers alive at the same step;
+        "pooled": the same with all environments; "outcome": the undiscounted return of the episode (GRPO, arXiv 2402.03300);
+        "process": step rewards are normalised by the group's mean and deviation, and summed over the later steps (GRPO's
+        process form, which has no other baseline or scale)
+    :param baseline: "mean", "loo" (mean of the other members, unbiased), "median", "min", or "critic": the value function's
+        errors are compared, by "loo"
+    :param scale: divide by the standard deviation of the "batch", of the "group" (GRPO), or by "none" (Dr. GRPO, arXiv
+        2503.20783)
     :param ddof: delta degrees of freedom of the deviation
-    :param aggregation: "step": every step weighs the same (DAPO, arXiv 2503.14476); "episode": every episode does (GRPO);
-        "constant": as "step", divided by a constant length, so that the loss grows with the episodes (Dr. GRPO)
+    :param aggregation: "step": every step has the same weight (DAPO, arXiv 2503.14476); "episode": every episode has the same
+        weight (GRPO); "constant": the sum over steps is divided by a constant, so that long episodes weigh more (Dr. GRPO)
     """
 
     size: int | None = None
@@ -42,13 +43,12 @@ class Groups:
         """
         Compare the members of each group.
 
-        :param rewards: time-major, shape ``(n_steps, n_envs)``, as are the others
-        :param alive: steps of the episodes that are compared
-        :param values: of the critic, for ``baseline="critic"``
+        :param rewards: time-major like all arrays, shape ``(n_steps, n_envs)``
+        :param alive: True for the steps of the episodes that are compared
+        :param values: values of the critic, for ``baseline="critic"``
         :param gamma: discount factor
         :param max_steps: the constant of ``aggregation="constant"``; None for ``n_steps``
-        :return: advantages, returns-to-go, statistics to log, and the steps to learn from: alive ones of groups whose
-            members differ
+        :return: advantages, returns-to-go, statistics to log, and True for each step of a group whose members differ
         """
         from sb3_flow.kernels import (  # brings numba
             compute_group_advantages,
@@ -87,7 +87,7 @@ class Groups:
             "rollout/group_return_spread": float(totals.std(axis=1).mean()),
             "rollout/alive_share": float(alive.mean()),
         }
-        # the update takes the mean over steps: times their mean number it is a mean over episodes
+        # the update takes the mean over steps; multiplied by the mean length, this is a mean over episodes
         mean_length = lengths[differ].mean() if differ.any() else 0.0
         if self.aggregation == "episode":
             advantages = advantages * (mean_length / np.maximum(lengths, 1)[None])

@@ -1,4 +1,4 @@
-"""Minibatches of a rollout: of rows, of episodes or of sequences."""
+"""Minibatches of a rollout, which consist of rows, episodes or sequences."""
 
 import copy
 from collections.abc import Iterator
@@ -13,28 +13,27 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_flow.common.checks import check_minimum
 
-# What SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
+# Arrays that SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
 FLATTENED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "action_masks")
-# Buffers whose samples are rows by themselves: many minibatches can be read at once
+# Buffers whose samples do not depend on other rows, so that many minibatches can be read at once
 ROW_BY_ROW = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 AT_ONCE = 8192
-"""Rows that are read from the buffer, and moved to the device, at a time; a bound of the memory that this takes."""
+"""Largest number of rows that are read from the buffer, and moved to the device, at a time, which bounds the memory."""
 RECURRENT_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
-
 ALIGNMENT = 64
-"""Of the memory of torch's tensors on the CPU, in bytes; the last bit of a matrix product may depend on it."""
+"""Alignment of torch's tensors on the CPU, in bytes; the last bit of a matrix product may depend on it."""
 
 
 @dataclass
 class Minibatch:
     """
-    A minibatch of a rollout.
+    Hold a minibatch of a rollout.
 
     :param data: SB3's or sb3-contrib's samples
-    :param mask: rows that count, bool ``(B,)``; None if all rows do
-    :param segments: the episode of each row within the minibatch, int64 ``(B,)``; only where sequences are asked for
+    :param mask: True for the rows to learn from, bool ``(B,)``; None for all rows
+    :param segments: the episode of each row within the minibatch, int64 ``(B,)``; None if episodes are not kept together
     :param n_segments: number of these episodes
-    :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; only if it is known
+    :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; None if it is not known
     """
 
     data: Any
@@ -44,12 +43,7 @@ class Minibatch:
     proximal_log_prob: th.Tensor | None = None
 
     def split(self, sizes: list[int]) -> "Iterator[Minibatch]":
-        """
-        Divide the rows.
-
-        :param sizes: rows of each part
-        :return: the parts of ``data`` and ``proximal_log_prob``, as if each had been read by itself
-        """
+        """Divide ``data`` and ``proximal_log_prob`` into parts of these sizes, as if each part had been read by itself."""
         if len(sizes) == 1:
             yield self
             return
@@ -60,7 +54,7 @@ class Minibatch:
 
 
 def _split(column: Any, sizes: list[int]) -> list[Any]:
-    """:return: parts of a tensor or of a dictionary of tensors; views where these are aligned"""
+    """Divide a tensor or a dictionary of tensors; the parts are views where these are aligned."""
     if isinstance(column, dict):
         parts = zip(*(_split(entry, sizes) for entry in column.values()), strict=True)
         return [dict(zip(column, part, strict=True)) for part in parts]
@@ -68,7 +62,7 @@ def _split(column: Any, sizes: list[int]) -> list[Any]:
 
 
 class MinibatchBuffer(RolloutBuffer):
-    """A rollout buffer that hands out minibatches in the order of SB3's and sb3-contrib's ``get``."""
+    """Read a rollout buffer in minibatches, in the order of SB3's and sb3-contrib's ``get``."""
 
     storage: type[RolloutBuffer]  # the class that the arrays are added and read by
     rows: np.ndarray | None  # flat numbers of the rows to learn from, None for all
@@ -97,18 +91,18 @@ class MinibatchBuffer(RolloutBuffer):
         self.generator_ready = True
 
     def flat(self) -> Self:
-        """:return: a copy with the same arrays, flattened to rows"""
+        """Copy the buffer, with arrays that are flattened to rows."""
         copied = copy.copy(self)
         copied.prepare()
         return copied
 
     def minibatches(self, batch_size: int | None, by_episode: bool = False, at_once: int = AT_ONCE) -> Iterator[Minibatch]:
         """
-        One pass over the rollout, in the random order of SB3's (sb3-contrib's) ``get``.
+        Pass over the rollout once, in the random order of SB3's (sb3-contrib's) ``get``.
 
-        :param batch_size: rows of a minibatch, None for all; with ``by_episode`` at least that many
+        :param batch_size: rows of a minibatch, None for all; with ``by_episode``, the smallest number of rows
         :param by_episode: keep the rows of an episode together and number the episodes
-        :param at_once: rows that are read at a time; 0: each minibatch when it is its turn, for a buffer that changes between
+        :param at_once: rows that are read at a time; 0: a minibatch is read in its turn, since the buffer changes in between
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
         self.prepare()
@@ -116,7 +110,7 @@ class MinibatchBuffer(RolloutBuffer):
             yield from self._sequences(self._size(batch_size))
             return
         if not any(self.storage._get_samples is known._get_samples for known in ROW_BY_ROW):
-            at_once = 0  # a user's samples may depend on what else is in the minibatch
+            at_once = 0  # a user's samples may depend on the other rows of the minibatch
         waiting: list[tuple[np.ndarray, np.ndarray | None]] = []
         n_rows = 0
         for batch in self.batches_of_rows(batch_size, by_episode):
@@ -129,7 +123,7 @@ class MinibatchBuffer(RolloutBuffer):
             yield from self._read(waiting)
 
     def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
-        """:return: the minibatches of several :meth:`batches_of_rows`, out of a single read of the buffer"""
+        """Make the minibatches of several :meth:`batches_of_rows` by a single read of the buffer."""
         together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
         for minibatch, (_, segments) in zip(together.split([len(rows) for rows, _ in batches]), batches, strict=True):
             if segments is not None:
@@ -146,11 +140,9 @@ class MinibatchBuffer(RolloutBuffer):
         self, batch_size: int | None, by_episode: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """
-        Draw the rows of each minibatch.
+        Draw the rows of each minibatch, see :meth:`minibatches`.
 
-        :param batch_size: see :meth:`minibatches`
-        :param by_episode: see :meth:`minibatches`
-        :return: flat numbers of the rows and, by episode, the episode of each row within the minibatch
+        :return: flat numbers of the rows and, with ``by_episode``, the episode of each row within the minibatch
         """
         total = self.buffer_size * self.n_envs
         batch_size = self._size(batch_size)
@@ -164,7 +156,7 @@ class MinibatchBuffer(RolloutBuffer):
         starts = self.episode_starts.astype(bool)  # time-major, except in recurrent buffers
         starts[0] = True
         of_row = np.cumsum(self.swap_and_flatten(starts)) - 1
-        # whole episodes, or what of them is in the rollout
+        # whole episodes, or the parts of episodes that are in the rollout
         episodes = np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1) if len(rows) else []
         chosen: list[np.ndarray] = []
         for place, number in enumerate(np.random.permutation(len(episodes)), start=1):
@@ -181,7 +173,7 @@ class MinibatchBuffer(RolloutBuffer):
         )
 
     def _sequences(self, batch_size: int) -> Iterator[Minibatch]:
-        """Minibatches of padded sequences in the order of sb3-contrib's ``get``; the sequences are the segments."""
+        """Make minibatches of padded sequences in the order of sb3-contrib's ``get``; the sequences are the segments."""
         total = self.buffer_size * self.n_envs
         split = np.random.randint(total)
         order = np.roll(np.arange(total), -split)
@@ -202,7 +194,7 @@ class MinibatchBuffer(RolloutBuffer):
             mask = mask & (pad(counts[rows]) > 0.5)
         n_sequences = len(self.seq_start_indices)  # type: ignore[attr-defined]
         segments = th.arange(n_sequences, device=mask.device).repeat_interleave(len(mask) // n_sequences)
-        if self.rows is not None:  # sequences without a row that counts are none
+        if self.rows is not None:  # sequences without a row to learn from are left out
             present = mask.view(n_sequences, -1).any(dim=1)
             segments, n_sequences = (present.cumsum(0) - 1)[segments], int(present.sum())
         proximal = None if self.proximal_log_probs is None else pad(self.proximal_log_probs[rows])

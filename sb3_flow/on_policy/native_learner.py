@@ -24,10 +24,8 @@ KINDS = dict(zip(DISTRIBUTIONS, (CATEGORICAL, CATEGORICAL, BERNOULLI, GAUSSIAN),
 
 def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
     """
-    Encode observations as the policy does.
+    Encode a batch of an environment's observations as the policy does.
 
-    :param policy: a covered policy
-    :param observations: a batch as the environment gives it
     :return: inputs of the first layer, float32, shape ``(B, size)``
     """
     if isinstance(policy.observation_space, spaces.Box):
@@ -40,8 +38,8 @@ def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:
 
 class NativeLoops:
     """
-    Acting and learning of a policy in compiled loops. Its parameters, gradients and Adam's moments become views of flat
-    vectors, so that torch sees every step; see :class:`FlatParameters`.
+    Act by a policy in compiled loops. The policy's parameters, gradients and Adam's moments become views of flat vectors, so
+    that torch sees every step; see :class:`FlatParameters`.
 
     :param policy: a covered policy, see :func:`sb3_flow.on_policy.backend_choice.not_covered`
     """
@@ -76,15 +74,13 @@ class NativeLoops:
         self.flat.link()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # views of the flat vectors would come out as arrays of their own: a copy is made from the copied policy
+        # a copy is made from the copied policy, since copied views of the flat vectors would be arrays of their own
         return NativeLoops, (self.policy,)
 
     def act(self, observations: Any, generator: np.random.Generator) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
-        Sample actions.
+        Sample actions for a batch of an environment's observations.
 
-        :param observations: a batch as the environment gives it
-        :param generator: of the actions
         :return: actions, values and log-probabilities, of the shapes of the policy's ``forward``
         """
         actions, values, log_probs = policy_forward(
@@ -94,32 +90,26 @@ class NativeLoops:
         return th.from_numpy(shaped), th.from_numpy(values)[:, None], th.from_numpy(log_probs)
 
     def values(self, observations: Any) -> th.Tensor:
-        """:return: values, shape ``(B, 1)``"""
+        """Compute values, shape ``(B, 1)``."""
         return th.from_numpy(policy_values(self.network, self.parameters, features(self.policy, observations)))[:, None]
 
     def evaluate(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
-        """:return: present values and log-probabilities of a rollout, flat as the buffer is"""
+        """Compute present values and log-probabilities of a rollout, in the order of a flat buffer."""
         return policy_evaluate(self.network, self.parameters, *self._inputs(rollout.flat()))
 
     def _inputs(self, rollout: EstimatedRollouts) -> tuple[np.ndarray, np.ndarray]:
         actions = rollout.actions.reshape(len(rollout.actions), -1)
         return features(self.policy, rollout.observations), actions.astype(np.float32, copy=False)
 
-    def learner(
-        self, rollout: EstimatedRollouts, objective: Objective, max_grad_norm: float, reference: Any = None
-    ) -> "NativeLearner":
-        """:return: passes over a rollout, see :class:`NativeLearner`"""
-        return NativeLearner(self, rollout, objective, max_grad_norm, reference)
-
 
 class NativeLearner:
     """
-    Passes over a rollout, each a single call that takes every minibatch's gradient step.
+    Pass over a rollout, by a single call that takes every minibatch's gradient step.
 
-    :param loops: of the policy
-    :param rollout: to learn from
+    :param loops: loops of the policy that learns
+    :param rollout: buffer to learn from
     :param objective: the loss
-    :param max_grad_norm: norm that gradients are clipped at
+    :param max_grad_norm: norm at which gradients are clipped
     :param reference: frozen policy of the same networks, for a KL term
     """
 
@@ -129,17 +119,11 @@ class NativeLearner:
         rollout.prepare()
         self.loops, self.rollout, self.objective = loops, rollout, objective
         self.steps = loops.flat.link()
-        # of weights and moments when a pass begins; memory for each pass would have to be got from the system
+        # copies of weights and moments when a pass begins; the system is slow to give new memory for each pass
         self.before = [th.empty_like(loops.flat.values) for _ in range(3)]
         group = loops.policy.optimizer.param_groups[0]
-        beta1, beta2 = map(float, group["betas"])
-        self.adam = Adam(
-            learning_rate=float(group["lr"]),
-            max_grad_norm=float(max_grad_norm),
-            beta1=beta1,
-            beta2=beta2,
-            eps=float(group["eps"]),
-        )
+        beta1, beta2 = group["betas"]
+        self.adam = Adam(group["lr"], max_grad_norm, beta1, beta2, group["eps"])
         observations, actions = loops._inputs(rollout)
         self.fixed: dict[str, Any] = {
             "observations": observations,
@@ -163,9 +147,9 @@ class NativeLearner:
 
         :param batch_size: rows of a minibatch
         :param by_episode: keep episodes together
-        :param number: of the pass, for the error's message
-        :return: metrics by name, shape ``(minibatches,)``; whether ``target_kl`` ended the pass
-        :raises FloatingPointError: if a number is not finite; weights and moments are then those from before the pass
+        :param number: number of the pass, for the error's message
+        :return: metrics by name, shape ``(minibatches,)``; True if ``target_kl`` ended the pass
+        :raises FloatingPointError: if a number is not finite; weights and moments are then as before the pass
         """
         batches = list(self.rollout.batches_of_rows(batch_size, by_episode))
         if not batches:

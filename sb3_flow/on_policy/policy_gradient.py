@@ -11,14 +11,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
 from sb3_flow.common.backends import choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
-from sb3_flow.losses import (
-    clipped_surrogate,
-    decoupled_surrogate,
-    gspo_loss,
-    gspo_token_loss,
-    segment_mean,
-    value_loss,
-)
+from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
     Backend,
     PolicyLoss,
@@ -43,8 +36,8 @@ if TYPE_CHECKING:
 
 class PolicyGradient(WithReference):
     """
-    The update of the PPO family. With default arguments it is SB3's (sb3-contrib's) ``train``, operation by operation;
-    metrics stay on the device until the end of the update.
+    Update the policies of the PPO family. With default arguments the update is SB3's (sb3-contrib's) ``train``, operation by
+    operation; metrics stay on the device until the end of a pass.
     """
 
     clip_range: Any
@@ -78,7 +71,7 @@ class PolicyGradient(WithReference):
         **stock: Any,
     ) -> None:
         """
-        Check and store the arguments that are added to SB3's; see :class:`sb3_flow.PPO`.
+        Check and store the arguments that SB3's (sb3-contrib's) class does not have, see :class:`sb3_flow.PPO`.
 
         :param stock: arguments of SB3's (sb3-contrib's) class
         """
@@ -87,7 +80,7 @@ class PolicyGradient(WithReference):
         self.kl_coef, self.reference_policy = kl_coef, reference_policy
         self.reference, self._has_reference, self._reference_of = None, False, None
         self.backend, self.groups = backend, Groups()
-        self.chosen_backend: str | None = None  # when the model was built; saved
+        self.chosen_backend: str | None = None  # chosen when the model was built, and saved
         self.native = None
         self._actions_generator = None
         self._check_choices()
@@ -100,12 +93,12 @@ class PolicyGradient(WithReference):
         requested_backend(self.backend)
 
     def _setup_model(self) -> None:
-        self._check_choices()  # once more: `load` sets attributes
+        self._check_choices()  # once more, because `load` sets attributes
         check_numbers(self)
         warn_of_idle_arguments(self)
         if self.whole_episodes and self.env is not None and self.env.num_envs < 2:
             raise ValueError("Peers are needed to compare with: at least 2 environments were expected, but `env` has 1.")
-        generator = self._actions_generator  # of a loaded model, which goes on with its own
+        generator = self._actions_generator  # a loaded model goes on with its own generator
         with naming_policy_arguments(self):
             self._build()
         self._actions_generator = generator or self._actions_generator
@@ -116,7 +109,7 @@ class PolicyGradient(WithReference):
         self._choose_backend()
 
     def _build(self) -> None:
-        """Have SB3 build the policy and a rollout buffer with estimates; files name the buffer's class without them."""
+        """Have SB3 build the policy and a rollout buffer with estimates; files name the buffer's class without estimates."""
         buffer_class = self.rollout_buffer_class or self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         self.rollout_buffer_class = with_estimates(buffer_class)
         try:
@@ -137,7 +130,7 @@ class PolicyGradient(WithReference):
             self.native = NativeLoops(self.policy)
 
     def _not_native(self) -> str | None:
-        """:return: why the compiled loops do not cover what this algorithm does with its policy, None if they do"""
+        """Look for a reason why the compiled loops do not cover this algorithm; None if they do."""
         if type(self).loss is not PolicyGradient.loss:
             return f"{type(self).__name__} has a loss of its own"
         if self.recompute_advantages == "minibatch":
@@ -157,7 +150,7 @@ class PolicyGradient(WithReference):
         check_scheduled(self._current_progress_remaining, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
         clip = self._clip_ranges()
         buffer = self.rollout_buffer
-        # V-trace is GAE until the policy has moved, so there is something to correct from the second epoch on
+        # V-trace is GAE until the policy has moved, so it corrects nothing before the second epoch
         recompute = self.recompute_advantages
         recompute = ("epoch" if self.advantage == "vtrace" else "never") if recompute == "auto" else recompute
         if self.policy_loss == "decoupled":
@@ -189,7 +182,7 @@ class PolicyGradient(WithReference):
     def _epoch(
         self, steps: FlatAdam, clip: dict[str, Any], by_episode: bool, recompute: bool
     ) -> tuple[dict[str, np.ndarray], bool]:
-        """:return: metrics of each minibatch of one pass, and whether ``target_kl`` ended it"""
+        """Learn from the rollout once; return each minibatch's metrics, and True if ``target_kl`` ended the pass."""
         metrics: list[dict[str, th.Tensor]] = []
         stop = False
         at_once, buffer = 0 if recompute else AT_ONCE, self.rollout_buffer
@@ -209,7 +202,6 @@ class PolicyGradient(WithReference):
                     self._estimate_again()
             if not metrics:
                 return {}, stop
-            # metrics stay on the device until here
             table = th.stack([metric for row in metrics for metric in row.values()]).double().cpu().numpy()
             columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
             losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
@@ -217,30 +209,22 @@ class PolicyGradient(WithReference):
         return columns, stop
 
     def _native_learner(self, clip: dict[str, Any]) -> "NativeLearner":
-        from sb3_flow.native.objectives import describe_objective  # brings numba
+        from sb3_flow.native.objectives import describe_objective  # these two bring numba
+        from sb3_flow.on_policy.native_learner import NativeLearner
 
         assert self.native is not None
-        objective = describe_objective(
-            self.policy_loss,
-            dual_clip=self.dual_clip,
-            rho_bar=self.rho_bar,
-            vf_coef=self.vf_coef,
-            ent_coef=self.ent_coef,
-            kl_coef=self.kl_coef,
-            normalize_advantage=self.normalize_advantage,
-            target_kl=self.target_kl,
-            **clip,
-        )
-        return self.native.learner(self.rollout_buffer, objective, self.max_grad_norm, self.reference)
+        names = ("dual_clip", "rho_bar", "vf_coef", "ent_coef", "kl_coef", "normalize_advantage", "target_kl")
+        objective = describe_objective(self.policy_loss, **{name: getattr(self, name) for name in names}, **clip)
+        return NativeLearner(self.native, self.rollout_buffer, objective, self.max_grad_norm, self.reference)
 
     def loss(
         self, minibatch: Minibatch, clip_range: float, clip_range_high: float | None = None, clip_range_vf: float | None = None
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
-        ``policy loss + ent_coef * (-entropy) + vf_coef * value loss + kl_coef * KL(pi || reference)``
+        Compute policy loss + ent_coef * (-entropy) + vf_coef * value loss + kl_coef * KL(pi || reference).
 
-        :param minibatch: of the rollout
-        :param clip_range: present epsilon of the surrogate, of its lower side if ``clip_range_high`` is given
+        :param minibatch: a minibatch of the rollout
+        :param clip_range: present epsilon of the surrogate, or of its lower side if ``clip_range_high`` is given
         :param clip_range_high: present epsilon of the upper side
         :param clip_range_vf: present clipping range of the values
         :return: scalar loss, and scalar metrics by name
@@ -273,7 +257,7 @@ class PolicyGradient(WithReference):
             dual_clip = self.dual_clip if self.policy_loss == "dual_clip" else None
             losses = clipped_surrogate(ratio, advantages, clip_range, clip_range_high, dual_clip)
         policy_loss = losses.mean()
-        # without an entropy in closed form, by the samples
+        # without an entropy in closed form, the samples estimate it
         entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))
         loss = policy_loss + self.ent_coef * entropy_loss if self.ent_coef else policy_loss
         metrics = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
@@ -323,12 +307,12 @@ class PolicyGradient(WithReference):
         return actions.float() if isinstance(self.action_space, spaces.MultiBinary) else actions
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """:return: values, log-probabilities of the actions taken, and entropies under the present networks"""
+        """Compute values, log-probabilities of the recorded actions, and entropies under the present networks."""
         return self.policy.evaluate_actions(data.observations, self._actions(data))
 
     @th.no_grad()
     def _evaluate_rollout(self) -> tuple[np.ndarray, np.ndarray]:
-        """:return: present values and log-probabilities of the rollout, flat"""
+        """Compute present values and log-probabilities of the rollout, flat."""
         if self.native is not None:
             return self.native.evaluate(self.rollout_buffer)
         training = self.policy.training
@@ -344,9 +328,9 @@ class PolicyGradient(WithReference):
 
     def log_importance_ratios(self) -> tuple[np.ndarray, np.ndarray]:
         """
-        Say how far the policy has moved from the policy that collected the last rollout.
+        Measure how far the policy has moved from the policy that collected the last rollout.
 
-        :return: log pi(a|s) - log mu(a|s) of every action that was learned from, shape ``(n,)``, and the number of its episode
+        :return: log pi(a|s) - log mu(a|s) and number of the episode, of every action that was learned from, shape ``(n,)``
         :raises ValueError: if the model has no rollout
         """
         buffer: Any = self.rollout_buffer
@@ -373,7 +357,7 @@ class PolicyGradient(WithReference):
         buffer.estimate_again(values, log_probs, final_values, last_values)
 
     def _log(self, passes: list[dict[str, np.ndarray]], clip: dict[str, Any]) -> None:
-        """SB3's keys, and ours; means over the update, except SB3's: approx_kl over the last epoch, the last loss."""
+        """Log means over the update; as in SB3, approx_kl is a mean over the last epoch, and loss is the last loss."""
         buffer = self.rollout_buffer
         for name in passes[0] if passes else ():
             column = np.concatenate([metrics[name] for metrics in passes])

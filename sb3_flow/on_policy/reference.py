@@ -1,4 +1,4 @@
-"""A frozen policy that training is kept close to."""
+"""A frozen policy, close to which training stays."""
 
 import copy
 from pathlib import Path
@@ -16,16 +16,16 @@ from sb3_flow.on_policy.collection import RolloutCollection
 from sb3_flow.on_policy.flat_parameters import own_tensors
 
 ReferencePolicy = Literal["initial"] | str | Path | BaseAlgorithm | BasePolicy | None
-"""A reference policy as an argument: "initial", the path of a saved model, a model, a policy, or none."""
+"""Type of the argument ``reference_policy``: "initial", the path of a saved model, a model, a policy, or None."""
 
 
 def kl_divergence(present: Distribution, reference: Distribution) -> th.Tensor:
     """
-    Exact ``KL(present || reference)`` of two of SB3's (or sb3-contrib's) action distributions, summed over the action's
-    dimensions. Squashed Gaussians diverge as much as the Gaussians before tanh do.
+    Compute ``KL(present || reference)`` of two of SB3's (or sb3-contrib's) action distributions exactly, summed over the
+    action's dimensions. Squashed Gaussians diverge as much as the Gaussians before tanh do.
 
     :param present: distributions of a batch of states
-    :param reference: of the same type
+    :param reference: distributions of the same type
     :return: shape ``(B,)``
     """
     p, q = (getattr(both, "distributions", None) or both.distribution for both in (present, reference))
@@ -34,14 +34,14 @@ def kl_divergence(present: Distribution, reference: Distribution) -> th.Tensor:
 
 def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     """
-    Make a frozen policy.
+    Make a frozen policy, in evaluation mode.
 
     :param source: "initial" (the policy as it is now), the path of a saved model, a model, or a policy
     :param policy: the policy that is trained
-    :return: a frozen policy with the source's weights, in evaluation mode, on the policy's device
+    :return: a copy of ``policy``, on the same device, with the source's weights
     :raises ValueError: if the source is something else, or its networks are not the policy's
     """
-    # gSDE's distribution holds noise with a history, which cannot be copied deeply, and need not be
+    # gSDE's distribution holds noise with a history, which cannot be copied deeply and is not needed
     reference = copy.deepcopy(policy, {id(policy.action_dist): copy.copy(policy.action_dist)})
     if isinstance(source, BaseAlgorithm):
         source = source.policy
@@ -61,7 +61,7 @@ def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
     except RuntimeError as error:
         raise ValueError(
             f"`reference_policy` must have the networks of the policy that is trained ({type(policy).__name__} for "
-            f"{policy.observation_space} and {policy.action_space}), but what was given has others: {error}"
+            f"{policy.observation_space} and {policy.action_space}), but other networks were given: {error}"
         ) from error
     reference.requires_grad_(False)
     reference.set_training_mode(False)
@@ -69,7 +69,7 @@ def make_reference(source: Any, policy: ActorCriticPolicy) -> ActorCriticPolicy:
 
 
 class WithReference(RolloutCollection):
-    """A model that may keep a frozen reference policy: how this policy is made, compared with, saved and loaded."""
+    """Make, compare, save and load the frozen reference policy that a model may keep."""
 
     reference_policy: ReferencePolicy
     reference: ActorCriticPolicy | None
@@ -91,7 +91,7 @@ class WithReference(RolloutCollection):
         self._reference_of = self.reference_policy if isinstance(self.reference_policy, str) else None
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        """:return: action distributions of ``policy`` (the present or the reference) in the states of ``data``"""
+        """Compute action distributions of ``policy`` (the present or the reference) in the states of ``data``."""
         found: Distribution = policy.get_distribution(data.observations)
         return found
 
@@ -101,11 +101,7 @@ class WithReference(RolloutCollection):
         return kl_divergence(self._distribution(self.policy, data), reference)
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """
-        Copy the parameters of the policy and its optimizer: another model that is given them may go on learning.
-
-        :return: state dicts by name, as SB3's
-        """
+        """Copy the parameters of policy and optimizer, by which another model may go on learning, as SB3's state dicts."""
         parameters: dict[str, dict[str, Any]] = own_tensors(super().get_parameters())
         return parameters
 
@@ -113,12 +109,12 @@ class WithReference(RolloutCollection):
         self, load_path_or_dict: str | TensorDict, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """
-        Load parameters from a file or a dictionary, which is left as it is, as SB3 does. The parameters may come from a model
-        without a reference policy: the "initial" reference is then the policy that is loaded, any other reference stays.
+        Load parameters from a file or a dictionary, as SB3 does; the dictionary is not changed. After parameters of a model
+        without a reference policy, the "initial" reference is the loaded policy, and any other reference stays.
 
-        :param load_path_or_dict: path of a saved model, or parameters as :meth:`get_parameters` returns them
+        :param load_path_or_dict: path of a saved model, or parameters of :meth:`get_parameters`
         :param exact_match: the parameters must cover all networks and optimizers
-        :param device: on which to load a file
+        :param device: device to which a file is loaded
         """
         parameters: Any = load_path_or_dict
         if not isinstance(parameters, dict):
@@ -134,5 +130,5 @@ class WithReference(RolloutCollection):
 
     def _excluded_save_params(self) -> list[str]:
         excluded = [*super()._excluded_save_params(), "reference"]
-        # the weights of a model that was given as the reference are saved, the model is not
+        # a model that was given as the reference is not saved, but its weights are
         return excluded if isinstance(self.reference_policy, str) else [*excluded, "reference_policy"]

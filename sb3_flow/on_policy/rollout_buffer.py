@@ -1,7 +1,7 @@
 """
 Rollout buffers that keep the ends of episodes and estimate advantages.
 
-:func:`with_estimates` makes them of any rollout buffer class: SB3's, sb3-contrib's (maskable, recurrent) and users' own.
+:func:`with_estimates` makes such a class of any rollout buffer class: SB3's, sb3-contrib's (maskable, recurrent) or a user's.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from sb3_flow.on_policy.minibatches import MinibatchBuffer
 
 @dataclass
 class FinalObservation:
-    """The last observation of an episode that a time limit cut off, which is not in the rollout."""
+    """Hold the last observation of an episode that a time limit cut off, since the rollout does not hold it."""
 
     step: int
     env: int
@@ -28,18 +28,18 @@ class FinalObservation:
 
 class EstimatedRollouts(MinibatchBuffer):
     """
-    A rollout buffer whose advantages come from an :class:`Estimator`. SB3's arrays keep their meaning, ``rewards`` with the
-    discounted value of the final observation added where a time limit cut the episode; beside them, time-major
+    Estimate the advantages of a rollout by an :class:`Estimator`. SB3's arrays keep their meaning; ``rewards`` contain the
+    discounted value of the final observation where a time limit cut the episode. Further arrays are time-major,
     ``(n_steps, n_envs)``:
 
-    - ``raw_rewards``: what the environment paid
-    - ``terminated``, ``truncated``: why the episode ended at this step, never both
+    - ``raw_rewards``: rewards of the environment
+    - ``terminated``, ``truncated``: the episode ended at this step by itself, or by a time limit; never both
     - ``final_values``: value of the final observation where truncated, else 0
-    - ``alive``: steps that count; all, except after the first end in rollouts of whole episodes
+    - ``alive``: False after the first end in rollouts of whole episodes, else True
     """
 
     estimator: Estimator
-    mean_episode_length: float  # of the episodes' parts that are in the rollout
+    mean_episode_length: float  # counts the parts of episodes that are in the rollout
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -65,11 +65,11 @@ class EstimatedRollouts(MinibatchBuffer):
 
     def record(self, rewards: np.ndarray, dones: np.ndarray, alive: np.ndarray | None) -> None:
         """
-        Keep what SB3's ``add``, which is called afterwards, has no room for.
+        Keep the arrays that SB3's ``add``, which is called afterwards, does not take, all of shape ``(n_envs,)``.
 
-        :param rewards: raw rewards, shape ``(n_envs,)``, as are the others
-        :param dones: the episode ended, by itself unless :meth:`record_final` is told otherwise
-        :param alive: the step counts; None if all steps do
+        :param rewards: raw rewards
+        :param dones: the episode ended, by itself unless :meth:`record_final` corrects this
+        :param alive: the step counts; None if all steps count
         """
         self.raw_rewards[self.pos] = rewards
         self.terminated[self.pos] = dones
@@ -77,12 +77,7 @@ class EstimatedRollouts(MinibatchBuffer):
             self.alive[self.pos] = alive
 
     def record_final(self, final: list[FinalObservation], values: np.ndarray) -> None:
-        """
-        Keep the ends of episodes that a time limit cut off.
-
-        :param final: final observations of this step
-        :param values: their values, shape ``(len(final),)``
-        """
+        """Keep the final observations of episodes that a time limit cut off, and their values, shape ``(len(final),)``."""
         self.final_observations += final
         for end, value in zip(final, values, strict=True):
             self.terminated[end.step, end.env], self.truncated[end.step, end.env] = False, True
@@ -98,14 +93,15 @@ class EstimatedRollouts(MinibatchBuffer):
         log_probs: np.ndarray,
     ) -> None:
         """
-        Add all steps of a rollout, time-major: at once, unless the class of the buffer adds in its own way.
+        Add all steps of a rollout at once, or step by step if the buffer's class has its own ``add``. All arrays are
+        time-major, ``(n_steps, n_envs)``.
 
         :param observations: an array, or a dictionary of arrays
-        :param actions: as sampled
-        :param rewards: with the discounted final values, shape ``(n_steps, n_envs)``, as are the others
+        :param actions: actions as sampled
+        :param rewards: rewards with the discounted final values
         :param episode_starts: an episode begins at this step
-        :param values: of the policy that acted
-        :param log_probs: of the policy that acted
+        :param values: values of the policy that acted
+        :param log_probs: log-probabilities of the policy that acted
         """
         if self.storage.add not in (RolloutBuffer.add, DictRolloutBuffer.add):
             for step in range(self.buffer_size):
@@ -123,7 +119,7 @@ class EstimatedRollouts(MinibatchBuffer):
         self.pos, self.full = self.buffer_size, True
 
     def shorten(self) -> None:
-        """Keep only the steps added so far; ``reset`` restores the full length."""
+        """Keep only the steps that were added so far; ``reset`` restores the full length."""
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray) and len(array) == self.buffer_size:
                 setattr(self, name, array[: self.pos])
@@ -133,7 +129,7 @@ class EstimatedRollouts(MinibatchBuffer):
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: np.ndarray) -> None:
         """
-        Fill ``advantages`` and ``returns`` with the estimator's.
+        Fill ``advantages`` and ``returns`` by the estimator.
 
         :param last_values: values of the observations after the last step
         :param dones: the last step ended an episode
@@ -156,7 +152,7 @@ class EstimatedRollouts(MinibatchBuffer):
         self, values: np.ndarray, log_probs: np.ndarray, final_values: np.ndarray, last_values: np.ndarray
     ) -> None:
         """
-        Estimate with the present networks; ``values`` and ``log_probs`` of the buffer stay the behaviour's.
+        Estimate with the present networks; the buffer's ``values`` and ``log_probs`` stay as the acting policy gave them.
 
         :param values: present values of the rows, flat as a buffer is after ``prepare``
         :param log_probs: present log-probabilities of the rows' actions, flat
@@ -180,9 +176,8 @@ class EstimatedRollouts(MinibatchBuffer):
 @cache
 def with_estimates(buffer_class: type[RolloutBuffer]) -> type[EstimatedRollouts]:
     """
-    Make the subclass of a rollout buffer class that is an :class:`EstimatedRollouts`.
+    Derive an :class:`EstimatedRollouts` from a rollout buffer class of SB3, of sb3-contrib or of a user.
 
-    :param buffer_class: of SB3, of sb3-contrib or a user's own
     :return: a class with the same constructor; its buffers need an ``estimator`` before they estimate
     """
 
@@ -194,13 +189,7 @@ def with_estimates(buffer_class: type[RolloutBuffer]) -> type[EstimatedRollouts]
 
 
 def _restore(buffer_class: type[RolloutBuffer], state: dict[str, Any]) -> EstimatedRollouts:
-    """
-    Read a buffer from a pickle, of this version or an older one.
-
-    :param buffer_class: without estimates
-    :param state: attributes of the buffer
-    :return: the buffer
-    """
+    """Read a buffer from a pickle of this or an older version, by its class without estimates and its attributes."""
     estimated = with_estimates(buffer_class)
     buffer = estimated.__new__(estimated)
     vars(buffer).update(state)

@@ -1,4 +1,4 @@
-"""PPO, MaskablePPO, RecurrentPPO and AsyncPPO with interchangeable advantage estimators and policy losses."""
+"""PPO, MaskablePPO, RecurrentPPO and AsyncPPO with a choice of advantage estimators and policy losses."""
 
 from sb3_flow.ppo.async_ppo import AsyncPPO
 from sb3_flow.ppo.maskable import MaskablePPO

@@ -1,4 +1,4 @@
-"""PPO whose environments run in a process of their own, while it learns."""
+"""PPO whose environments run in a second process while the first process learns."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -39,46 +39,46 @@ Mode = Literal["lockstep", "free", "sync"]
 
 class AsyncPPO(PPO):
     """
-    :class:`sb3_flow.PPO` with the environments in a second process, the collector, which steps them with a copy of the policy
-    while this process learns. Rollouts come with the version of the policy that acted. If the policy has moved since, the
-    learner evaluates values and log-probabilities again, and V-trace (arXiv 1802.01561), the default here, corrects for the
-    difference; ``policy_loss="decoupled"`` (arXiv 2110.00641) also separates it from the clipping.
+    Train by :class:`sb3_flow.PPO`, while a second process, the collector, steps the environments with a copy of the policy.
+    Rollouts come with the version of the policy that acted. If the policy has moved since, the learner evaluates values and
+    log-probabilities again, and V-trace (arXiv 1802.01561), the default here, corrects for the difference;
+    ``policy_loss="decoupled"`` (arXiv 2110.00641) also keeps this difference out of the clipping.
 
     =========== ===========================================================================================================
     mode
     =========== ===========================================================================================================
-    "lockstep"  the next rollout is collected with the weights from before the present update: the lag is one update, for
-                the first rollout of a ``learn`` zero. Repeats to the last bit with the same seed
+    "lockstep"  the next rollout is collected with the weights from before the present update. The lag is one update, and zero
+                for the first rollout of a ``learn``. The same seed repeats training to the last bit
     "free"      the collector takes the freshest weights at each step and runs ahead as far as there are slots. Rollouts
                 with a step that is older than ``max_policy_lag`` updates are dropped
     "sync"      learning and collecting take turns, without lag: PPO to the last bit on the CPU, for the same ``advantage``
     =========== ===========================================================================================================
 
-    **Where the environments are.** The first ``learn`` moves a copy of the environments into the collector, where they stay,
-    like an SB3 model's, for the next ``learn``. The environments given, ``get_env()``, serve for spaces and evaluation; they
-    are reset by ``learn`` but never stepped. Statistics of ``VecNormalize`` come back with each rollout, and go there at the
-    beginning of each ``learn``, as do seeds set on them. What cannot be copied (``SubprocVecEnv``, open files) is given as a
-    function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A copy of the model
-    (``copy.deepcopy``, ``pickle``) leaves the collector to the original and starts its own.
+    **The environments.** The first ``learn`` moves a copy of the environments into the collector, where the copy stays for the
+    next ``learn``, as in an SB3 model. The given environments, ``get_env()``, serve for spaces and evaluation; ``learn``
+    resets them, but never steps them. Statistics of ``VecNormalize`` come back with each rollout. These statistics, and seeds,
+    go to the collector at the beginning of each ``learn``. Environments that cannot be copied (``SubprocVecEnv``, open files)
+    are given as a function: ``env=lambda: SubprocVecEnv([make_env] * 8)`` is called once here and once in the collector. A
+    copy of the model (``copy.deepcopy``, ``pickle``) starts a collector of its own.
 
-    **Callbacks** see a rollout when it has arrived: ``on_step`` is called for each of its steps in turn, with SB3's
-    ``locals``, but "env" cannot be stepped or asked, and the rollout buffer is filled after the last step. ``num_timesteps``
-    counts steps that were learned from.
+    **Callbacks** see a rollout after its arrival: ``on_step`` is called for each of its steps in turn, with SB3's ``locals``,
+    but "env" cannot be stepped or asked, and the rollout buffer is filled after the last step. ``num_timesteps`` counts the
+    steps that were learned from.
 
-    **When something fails** in the collector, ``learn`` raises :class:`sb3_flow.collect.CollectorError`. After any error and
-    after Ctrl-C the collector is ended; the model stays as it is, and the next ``learn`` starts another one. :meth:`close`
-    ends an idle collector, as do forgetting the model and the end of the program.
+    **Errors** in the collector make ``learn`` raise :class:`sb3_flow.collect.CollectorError`. After any error and after Ctrl-C
+    the collector is ended, the model stays as it is, and the next ``learn`` starts another collector. An idle collector ends
+    with :meth:`close`, with the model and with the program.
 
-    :param env: as for PPO, or a function without arguments that makes it
+    :param env: environment as for PPO, or a function without arguments that makes it
     :param mode: "lockstep", "free" or "sync"
-    :param max_policy_lag: of "free", in updates
-    :param n_slots: rollouts in shared memory, at least 2: the learner has a slot, the collector fills the others (in mode
-        "free"; in the other modes at most one slot)
-    :param collector_timeout: seconds without a single step of the environments (or for their reset) after which the collector
-        is killed and an error raised
-    :param learner_threads: torch threads of this process during ``learn``, None to leave them. The collector has one. More
-        threads than idle cores make small networks many times slower
-    :param advantage: "vtrace" or "gae", which does not correct for lag
+    :param max_policy_lag: largest lag in mode "free", in updates
+    :param n_slots: number of rollouts in shared memory, at least 2: the learner reads a slot, and the collector fills the
+        other slots in mode "free", at most one slot in the other modes
+    :param collector_timeout: seconds without a step or a reset of the environments after which the collector is killed and an
+        error is raised
+    :param learner_threads: torch's threads in this process during ``learn``, None to leave them; the collector has one thread.
+        More threads than idle cores make small networks many times slower
+    :param advantage: "vtrace", or "gae", which does not correct for lag
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class AsyncPPO(PPO):
         self.collector_timeout, self.learner_threads = collector_timeout, learner_threads
         self.policy_version = 0  # updates so far
         self.dropped_rollouts = 0
-        self.rollout_versions = np.empty(0, dtype=np.int64)  # of the policy that acted, at each step of the present rollout
+        self.rollout_versions = np.empty(0, dtype=np.int64)  # versions that acted at the steps of the present rollout
         ahead = None if mode == "free" else f'`mode` is "{mode}", which does not run ahead; "free" does'
         warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
         self._collector: Collector | None = None
         self._collector_settings: tuple[Any, ...] = ()
         super().__init__(**given)
         if self.env is not None and _init_setup_model:
-            pack(self.env)  # if it cannot be moved, say so now
+            pack(self.env)  # raises if the environments cannot be moved
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -155,7 +155,7 @@ class AsyncPPO(PPO):
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """
-        See ``BaseAlgorithm.set_env``. The collector, which has the old environments, is ended.
+        Set the environments, as in SB3, and end the collector, which has the old environments.
 
         :param env: the environment
         :param force_reset: as in SB3; the collector always begins with a reset
@@ -164,7 +164,7 @@ class AsyncPPO(PPO):
         self.close()
 
     def close(self) -> None:
-        """End the collector process, if there is any. The next ``learn`` starts another, with fresh environments."""
+        """End the collector process, if it runs. The next ``learn`` starts another, with fresh environments."""
         collector, self._collector = self._collector, None
         if collector is not None:
             collector.stop()
@@ -179,7 +179,7 @@ class AsyncPPO(PPO):
         progress_bar: bool = False,
     ) -> SelfAsyncPPO:
         """
-        See ``BaseAlgorithm.learn``.
+        Learn for a number of environment steps, as SB3's PPO does.
 
         :raises CollectorError: if the collector fails, dies or hangs
         """
@@ -208,7 +208,7 @@ class AsyncPPO(PPO):
         assert self.env is not None
         if self._collector is not None and self._collector_settings != self._settings:
             self.close()
-        # as they are before SB3 resets this process's environments
+        # packed before SB3 resets this process's environments
         packed = pack(self.env) if self._collector is None else b""
         begin: dict[str, Any] = {
             "reset": reset_num_timesteps or self._last_obs is None,
@@ -224,7 +224,7 @@ class AsyncPPO(PPO):
 
     @property
     def _settings(self) -> tuple[Any, ...]:
-        """List the settings that the collector cannot be told while it runs."""
+        """List the settings that cannot change while the collector runs."""
         native = self.native is not None
         return self.mode, self.n_slots, self.n_steps, self.sde_sample_freq, self.collector_timeout, native
 
@@ -258,21 +258,21 @@ class AsyncPPO(PPO):
 
     def _request(self, consuming: int) -> None:
         """
-        Ask for what is needed and may be asked for.
+        Request as many rollouts as are needed and the mode allows.
 
-        :param consuming: rollouts that have arrived and are not counted yet
+        :param consuming: number of rollouts that have arrived and are not counted yet
         """
         collector = self._collector
         assert collector is not None
         ahead = {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
-        needed = max(needed, 1 - consuming)  # a callback may have changed the counters; a rollout that is waited for is needed
+        needed = max(needed, 1 - consuming)  # the awaited rollout is needed even if a callback has changed the counters
         while len(collector.outstanding) - consuming < min(ahead, needed):
             collector.weights.write(self.policy_version)
             collector.request(self._random_state() if self.mode == "sync" else None)
 
     def _next_rollout(self) -> CollectedRollout:
-        """:return: the next rollout that is not too old"""
+        """Wait for the next rollout that is not too old."""
         collector = self._collector
         assert collector is not None, "rollouts are collected within `learn`"
         while True:
@@ -284,21 +284,15 @@ class AsyncPPO(PPO):
             collector.release()
 
     def collect_rollouts(  # type: ignore[override]
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: EstimatedRollouts,
-        n_rollout_steps: int,
-        use_masking: bool = True,
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
     ) -> bool:
         """
-        Wait for a rollout, and fill the buffer as if it were collected now.
+        Wait for a rollout, and fill the buffer as if the rollout were collected now.
 
         :param env: not used
         :param callback: called at each step, and at the beginning and end of the rollout
-        :param rollout_buffer: filled
+        :param rollout_buffer: the buffer that is filled
         :param n_rollout_steps: steps of the rollout
-        :param use_masking: not used
         :return: False if the callback ended training
         """
         rollout, news, waited = self._next_rollout()
@@ -309,8 +303,8 @@ class AsyncPPO(PPO):
         lag = self.policy_version - self.rollout_versions
         self._last_obs = rollout.observation(0)
         self._last_episode_starts = rollout.episode_starts[0].copy()
-        self._begin_rollout(self.env, rollout_buffer, use_masking)
-        continue_training = self._replay(rollout, news, callback, rollout_buffer, n_rollout_steps)
+        self._begin_rollout(self.env, rollout_buffer, use_masking=False)
+        continue_training = self._replay(rollout, news, callback, rollout_buffer)
         self._collector.release()
         if not continue_training:
             return False
@@ -324,20 +318,10 @@ class AsyncPPO(PPO):
         return True
 
     def _replay(
-        self,
-        rollout: Rollout,
-        news: dict[str, Any],
-        callback: BaseCallback,
-        rollout_buffer: EstimatedRollouts,
-        n_rollout_steps: int,
+        self, rollout: Rollout, news: dict[str, Any], callback: BaseCallback, rollout_buffer: EstimatedRollouts
     ) -> bool:
-        """
-        Show the steps of a rollout to the callback, and fill the buffer.
-
-        :return: False if the callback ended training
-        """
-        env = self.env
-        final = rollout.finals()
+        """Show the steps of a rollout to the callback, and fill the buffer; return False if the callback ended training."""
+        env, n_rollout_steps, final = self.env, rollout.spec.n_steps, rollout.finals()
         all_rewards, ends = rollout.rewards.astype(news["reward_dtype"]), rollout.terminated | rollout.truncated
         all_actions, all_values, all_log_probs = rollout.actions.copy(), rollout.values.copy(), rollout.log_probs.copy()
         bounded = bounded_actions(self.policy, self.action_space, all_actions)
@@ -391,7 +375,7 @@ class AsyncPPO(PPO):
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy, or what is read from a pickle, starts a collector of its own
+        # a copied or unpickled model starts a collector of its own
         return vars(self) | {"_collector": None}
 
     def _excluded_save_params(self) -> list[str]:

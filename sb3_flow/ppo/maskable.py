@@ -1,4 +1,4 @@
-"""MaskablePPO with interchangeable advantages and losses."""
+"""MaskablePPO with a choice of advantages and losses."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 
 class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
     """
-    sb3-contrib's MaskablePPO (arXiv 2006.14171) with the choices of :class:`sb3_flow.PPO`, whose docstring explains the
-    arguments from ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's.
+    Extend sb3-contrib's MaskablePPO (arXiv 2006.14171) by the choices of :class:`sb3_flow.PPO`, whose docstring explains the
+    arguments from ``advantage`` to ``recompute_advantages``; all other arguments are sb3-contrib's.
     """
 
     buffer_classes = MaskableRolloutBuffer, MaskableDictRolloutBuffer

@@ -1,4 +1,4 @@
-"""Proximal Policy Optimization with interchangeable advantages and losses."""
+"""Proximal Policy Optimization with a choice of advantages and losses."""
 
 from typing import Any
 
@@ -16,41 +16,41 @@ from sb3_flow.on_policy.reference import ReferencePolicy
 
 class PPO(PolicyGradient, SB3PPO):
     """
-    SB3's PPO (arXiv 1707.06347), several times faster on the CPU, with a choice of advantage estimators and policy losses.
-    With ``backend="torch"`` and otherwise default arguments it is SB3's to the last bit. All arguments up to ``target_kl``
-    and from ``stats_window_size`` are SB3's.
+    Train by SB3's PPO (arXiv 1707.06347), several times faster on the CPU, with a choice of advantage estimators and policy
+    losses. With ``backend="torch"`` and otherwise default arguments the numbers are SB3's to the last bit. All arguments up to
+    ``target_kl`` and from ``stats_window_size`` on are SB3's.
 
     ============== ========================================================================================================
-    policy_loss    minimised, with w = pi(a|s) / mu(a|s) of the policy mu that acted, A the advantage, e = clip_range
+    policy_loss    minimised loss; w = pi(a|s) / mu(a|s), where mu is the policy that acted; advantage A; e = clip_range
     ============== ========================================================================================================
     "clip"         -min(w A, clip(w, 1 - e, 1 + e_high) A); "clip-higher" of DAPO (arXiv 2503.14476) if e_high is given
-    "dual_clip"    the same, for A < 0 not worse than -dual_clip A (arXiv 1912.09729): w is unbounded there
-    "gspo"         the same with one ratio for an episode, exp(mean_t log w_t), and its mean advantage (arXiv 2507.18071)
+    "dual_clip"    as "clip", for A < 0 at most -dual_clip A (arXiv 1912.09729), since w is unbounded there
+    "gspo"         as "clip", with an episode's ratio, exp(mean_t log w_t), and mean advantage (arXiv 2507.18071)
     "gspo_token"   the episode's ratio with each step's own gradient and advantage (same paper, Eq. 14)
     "decoupled"    min(pi_0 / mu, rho_bar) times the clipped surrogate in u = pi / pi_0, with pi_0 the policy at the start of
-                   the update (arXiv 2110.00641): differs from "clip" only if the data is older than that
+                   the update (arXiv 2110.00641); differs from "clip" only if an older policy than pi_0 acted
     ============== ========================================================================================================
 
-    :param advantage: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561; returns and advantages are corrected for what the
-        policy has become since it acted; equal to GAE as long as the ratios are 1), or "group": no critic enters, each
-        step's return is compared with that of the other environments at the same step of their episodes. Rollouts are then
-        whole episodes of at most ``n_steps`` steps; see :class:`sb3_flow.GRPO`, which also drops the critic
+    :param advantage: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561; corrects returns and advantages for the policy's
+        change since it acted; equal to GAE as long as the ratios are 1), or "group": without a critic, each step's return is
+        compared with the other environments' returns from the same step of their episodes. Rollouts are then whole episodes
+        of at most ``n_steps`` steps; see :class:`sb3_flow.GRPO`, which also drops the critic
     :param policy_loss: "clip", "dual_clip", "gspo", "gspo_token" or "decoupled"
     :param clip_range_high: epsilon of the upper side of the surrogate, a float or a schedule; None: ``clip_range``
     :param dual_clip: the bound of "dual_clip", above 1
     :param rho_bar: cap of the ratio of V-trace's TD errors, and of the weight of "decoupled"
     :param c_bar: cap of the ratio in V-trace's traces, at most ``rho_bar``
     :param kl_coef: weight of the exact KL(pi || reference) in the loss
-    :param reference_policy: "initial" (the policy as it is built or loaded), the path of a saved model, or a model: with
-        the same networks as this one's policy. Its weights are saved with the model
-    :param recompute_advantages: estimate advantages and returns again with the present networks: "epoch" (before each epoch
-        but the first), "minibatch" (after each gradient step: one pass over the rollout each), "never", or "auto": "epoch"
-        for V-trace, which has nothing to correct otherwise, "never" for the rest
+    :param reference_policy: "initial" (the policy as it is built or loaded), the path of a saved model, a model, or a policy,
+        with the networks of the trained policy. The reference's weights are saved with the model
+    :param recompute_advantages: estimate advantages and returns again with the present networks: before each epoch but the
+        first ("epoch"), after each gradient step ("minibatch", which passes over the rollout each time), or "never"; "auto" is
+        "epoch" for V-trace, which would have nothing to correct otherwise, and "never" for the others
     :param backend: "native": acting and learning in compiled loops, several times faster, for ``MlpPolicy`` with tanh or ReLU
-        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": native, unless networks and
-        minibatches are so large that torch is faster: a fixed rule, applied when the model is built and saved with it, which
-        ``verbose=1`` prints. Both take the same minibatches and agree to rounding; native actions come from a generator of
-        their own
+        on the CPU (no gSDE, no images); "torch": SB3's arithmetic to the last bit; "auto": "native", unless networks and
+        minibatches are so large that torch is faster. This choice follows a fixed rule when the model is built, is saved with
+        the model, and is printed with ``verbose=1``. Both backends take the same minibatches and agree to rounding; native
+        actions come from a generator of their own
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""RecurrentPPO with interchangeable advantages and losses."""
+"""RecurrentPPO with a choice of advantages and losses."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ from sb3_flow.on_policy.rollout_buffer import FinalObservation, with_estimates
 
 class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     """
-    sb3-contrib's RecurrentPPO with the choices of :class:`sb3_flow.PPO`, whose docstring explains the arguments from
-    ``advantage`` to ``recompute_advantages``; all others are sb3-contrib's. Recurrent states are carried over and reset as
-    there. Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
+    Extend sb3-contrib's RecurrentPPO by the choices of :class:`sb3_flow.PPO`, whose docstring explains the arguments from
+    ``advantage`` to ``recompute_advantages``; all other arguments, and the treatment of recurrent states, are sb3-contrib's.
+    Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
     """
 
     policy: RecurrentActorCriticPolicy
@@ -70,18 +70,11 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
 
     def _build(self) -> None:
         ContribRecurrentPPO._setup_model(self)
-        stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class for it
+        stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class of buffers
         buffer_class: Any = type(stock)
-        self.rollout_buffer = with_estimates(buffer_class)(
-            self.n_steps,
-            self.observation_space,
-            self.action_space,
-            hidden_state_shape=stock.hidden_state_shape,
-            device=self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-        )
+        settings = {"device": self.device, "gamma": self.gamma, "gae_lambda": self.gae_lambda, "n_envs": self.n_envs}
+        shapes = self.n_steps, self.observation_space, self.action_space, stock.hidden_state_shape
+        self.rollout_buffer = with_estimates(buffer_class)(*shapes, **settings)
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
@@ -104,7 +97,7 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     def _values_of(self, final: list[FinalObservation]) -> th.Tensor:
         observations, _ = self.policy.obs_to_tensor(stack_observations([end.observation for end in final]))
         hidden, cell = (th.cat(states, dim=1) for states in zip(*[end.lstm_states for end in final], strict=True))
-        # the cut-off episode goes on: its state is not reset
+        # the cut-off episode goes on, so its state is not reset
         starts = th.zeros(len(final), device=self.device)
         return self.policy.predict_values(observations, (hidden, cell), starts).flatten()  # type: ignore[arg-type]
 
