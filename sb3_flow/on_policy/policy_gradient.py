@@ -253,9 +253,11 @@ class PolicyGradient(WithReference):
             losses = decoupled_surrogate(
                 log_prob, proximal, old_log_prob, advantages, clip_range, clip_range_high, self.rho_bar
             )
-        else:
+        elif self.policy_loss in ("clip", "dual_clip"):
             dual_clip = self.dual_clip if self.policy_loss == "dual_clip" else None
             losses = clipped_surrogate(ratio, advantages, clip_range, clip_range_high, dual_clip)
+        else:
+            raise NotImplementedError(f"`policy_loss={self.policy_loss!r}` has no branch here.")
         policy_loss = losses.mean()
         # without an entropy in closed form, the samples estimate it
         entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))

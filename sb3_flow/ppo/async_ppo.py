@@ -25,7 +25,7 @@ from sb3_flow.collect.environment_transfer import (
     unpack,
 )
 from sb3_flow.collect.slots import Rollout, RolloutSpec
-from sb3_flow.collect.worker import RandomState, random_state, set_random_state
+from sb3_flow.collect.collector_process import RandomState, random_state, set_random_state
 from sb3_flow.common.checks import check_choice, check_number, check_whole, warn_without_effect
 from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
 from sb3_flow.on_policy.collection import bounded_actions
