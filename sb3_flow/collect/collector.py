@@ -16,10 +16,10 @@ import cloudpickle
 import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
+from sb3_flow.collect.collector_process import GRACE, SIGNALS
 from sb3_flow.collect.memory import Layout, attach, reserve
 from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.collect.weights import PublishedWeights
-from sb3_flow.collect.collector_process import GRACE, SIGNALS
 
 START_TIMEOUT = 120.0  # importing torch on a busy machine takes its time
 # not multiprocessing's start methods: with them, every script that trains would need `if __name__ == "__main__":`

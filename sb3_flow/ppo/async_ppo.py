@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collector import CollectedRollout, Collector
+from sb3_flow.collect.collector_process import RandomState, random_state, set_random_state
 from sb3_flow.collect.environment_transfer import (
     chain,
     comes_from_function,
@@ -25,7 +26,6 @@ from sb3_flow.collect.environment_transfer import (
     unpack,
 )
 from sb3_flow.collect.slots import Rollout, RolloutSpec
-from sb3_flow.collect.collector_process import RandomState, random_state, set_random_state
 from sb3_flow.common.checks import check_choice, check_number, check_whole, warn_without_effect
 from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
 from sb3_flow.on_policy.collection import bounded_actions
