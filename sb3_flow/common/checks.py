@@ -14,6 +14,16 @@ import numpy as np
 from sb3_flow.compiled.choices import check_choice as check_choice  # rooms above take every check from here
 
 
+def arguments_in(scope: dict[str, Any], *kept: str) -> dict[str, Any]:
+    """
+    Collect the arguments of a constructor by name, to hand them on.
+
+    :param scope: ``locals()`` at the beginning of the constructor
+    :param kept: names of arguments that are left out
+    """
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__", *kept)}
+
+
 def check_minimum(minimum: float, **arguments: float) -> None:
     """
     Refuse arguments that are too small.

@@ -9,7 +9,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
-from sb3_flow.common.checks import check_choice, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Sampling, Storage
 from sb3_flow.flow import AverageVelocity, action_gradient, aggregate_q, effective_radius, q_guided_projection
@@ -27,7 +27,6 @@ from sb3_flow.fmq.policies import (
 from sb3_flow.losses import regression_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.options import arguments_in
 
 
 class FMQ(OfflineToOnlineAlgorithm):

@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_flow.common.backends import Backend
-from sb3_flow.common.checks import check_whole, warn_without_effect
+from sb3_flow.common.checks import arguments_in, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.flow import AverageVelocity, FlowMapNetwork, TanhGELU, flow_map_sample, jump, sample_r_t
 from sb3_flow.flow.guidance import Aggregation
@@ -19,7 +19,6 @@ from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import GenerativeActor
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
-from sb3_flow.offline_to_online.options import arguments_in
 from sb3_flow.offline_to_online.spaces import channels_first
 from sb3_flow.offline_to_online.values import ActionValue
 

@@ -10,10 +10,11 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import check_choice, check_whole, warn_without_effect
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import arguments_in, check_choice, check_whole, warn_without_effect
 from sb3_flow.grpo.grouped_starts import check_groups, group_starts
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_flow.on_policy.arguments import Backend, PolicyLoss, given_by_name
+from sb3_flow.on_policy.arguments import PolicyLoss
 from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Groups, Scale
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
@@ -112,7 +113,7 @@ class GRPO(PPO):
         _init_setup_model: bool = True,
     ):
         own = "group_size", "group_by", "credit", "baseline", "scale", "ddof", "aggregation", "shared_noise"
-        given = given_by_name(locals(), "own", *own)
+        given = arguments_in(locals(), "own", *own)
         given["vf_coef"] = vf_coef if baseline == "critic" else 0.0
         self.group_size, self.group_by, self.shared_noise = group_size, group_by, shared_noise
         self.credit, self.baseline, self.scale, self.ddof, self.aggregation = credit, baseline, scale, ddof, aggregation

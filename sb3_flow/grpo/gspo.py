@@ -7,9 +7,9 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.common.checks import check_choice
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import arguments_in, check_choice
 from sb3_flow.grpo.grpo import GRPO, GroupBy
-from sb3_flow.on_policy.arguments import Backend, given_by_name
 from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Scale
 from sb3_flow.on_policy.reference import ReferencePolicy
 
@@ -77,7 +77,7 @@ class GSPO(GRPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        given = given_by_name(locals(), "length_scaled_clip")
+        given = arguments_in(locals(), "length_scaled_clip")
         check_choice(("gspo", "gspo_token"), policy_loss=policy_loss)
         self.length_scaled_clip = length_scaled_clip
         super().__init__(**given)

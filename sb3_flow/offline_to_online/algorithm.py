@@ -21,6 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import (
+    arguments_in,
     check_fraction,
     check_given_once,
     check_learning,
@@ -39,7 +40,7 @@ from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
 from sb3_flow.offline_to_online.online_phase import OnlinePhase
-from sb3_flow.offline_to_online.options import arguments_in, check_options, check_own
+from sb3_flow.offline_to_online.options import check_options, check_own
 
 POLICY_ARGUMENTS = ("horizon_length", "acting_mode", "search", "backend")
 BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")

@@ -1,14 +1,9 @@
-"""Arguments of constructors by name, and the check that an option is in the list that its type gives."""
+"""Checks of constructors' arguments: each is known, and each option is in the list that its type gives."""
 
 import inspect
 from typing import Any, Literal, get_args, get_origin
 
 from sb3_flow.common.checks import arguments_of, check_choice, check_known
-
-
-def arguments_in(scope: dict[str, Any]) -> dict[str, Any]:
-    """Collect all arguments but ``self`` by name from ``locals()`` at the beginning of a constructor, to hand them on."""
-    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
 def check_own(owner: type, given: dict[str, Any]) -> None:

@@ -15,19 +15,8 @@ from sb3_flow.common.checks import (
 )
 from sb3_flow.on_policy.estimators import Advantage
 
-Backend = Literal["auto", "torch", "native"]
 PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
 Recomputation = Literal["auto", "never", "epoch", "minibatch"]
-
-
-def given_by_name(scope: dict[str, Any], *kept: str) -> dict[str, Any]:
-    """
-    Collect the arguments of a constructor by name, to relay them.
-
-    :param scope: ``locals()`` at the beginning of the constructor
-    :param kept: names of arguments that are left out
-    """
-    return {name: value for name, value in scope.items() if name not in ("self", "__class__", *kept)}
 
 
 def check_choices(model: Any) -> None:

@@ -9,11 +9,10 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
-from sb3_flow.common.backends import choose_backend, requested_backend
+from sb3_flow.common.backends import Backend, choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
-    Backend,
     PolicyLoss,
     Recomputation,
     check_choices,

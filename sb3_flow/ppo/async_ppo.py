@@ -26,8 +26,9 @@ from sb3_flow.collect.environment_transfer import (
     unpack,
 )
 from sb3_flow.collect.slots import Rollout, RolloutSpec
-from sb3_flow.common.checks import check_choice, check_number, check_whole, warn_without_effect
-from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
@@ -125,7 +126,7 @@ class AsyncPPO(PPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        given = given_by_name(locals(), "mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads")
+        given = arguments_in(locals(), "mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads")
         check_choice(get_args(Mode), mode=mode)
         check_choice(("vtrace", "gae"), advantage=advantage)
         check_whole(0, max_policy_lag=max_policy_lag)

@@ -12,7 +12,8 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation, given_by_name
+from sb3_flow.common.checks import arguments_in
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.on_policy.reference import ReferencePolicy
@@ -63,7 +64,7 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        super().__init__(**given_by_name(locals()))
+        super().__init__(**arguments_in(locals()))
 
     def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
         if use_masking and not is_masking_supported(env):

@@ -8,7 +8,9 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_flow.on_policy.arguments import Backend, PolicyLoss, Recomputation, given_by_name
+from sb3_flow.common.backends import Backend
+from sb3_flow.common.checks import arguments_in
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.on_policy.reference import ReferencePolicy
@@ -92,4 +94,4 @@ class PPO(PolicyGradient, SB3PPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        super().__init__(**given_by_name(locals()))
+        super().__init__(**arguments_in(locals()))

@@ -11,7 +11,8 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation, given_by_name
+from sb3_flow.common.checks import arguments_in
+from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
 from sb3_flow.on_policy.collection import stack_observations
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
@@ -66,7 +67,7 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        super().__init__(**given_by_name(locals()))
+        super().__init__(**arguments_in(locals()))
 
     def _build(self) -> None:
         ContribRecurrentPPO._setup_model(self)

@@ -10,12 +10,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_flow.common.backends import Backend
-from sb3_flow.common.checks import check_whole
+from sb3_flow.common.checks import arguments_in, check_whole
 from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, Velocity, VelocityNetwork, euler_forward
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import GenerativeActor
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
-from sb3_flow.offline_to_online.options import arguments_in
 from sb3_flow.offline_to_online.values import EnsembleValue
 
 Value = Callable[..., th.Tensor]
