@@ -448,7 +448,7 @@ def test_too_wide_layers_are_left_to_torch(counted):
 def test_parts_of_the_block_have_places_of_their_own():
     for kernel in (rowwise.forward, rowwise.integrate, rowwise.backward, rowwise.parameter_gradients):
         for part in filter(None, (kernel.head, kernel.layer, kernel.end)):
-            assert list(argument_blocks.places(part, 7)) == list(range(7, 7 + len(part._fields)))
+            assert list(argument_blocks.entry_places(part, 7)) == list(range(7, 7 + len(part._fields)))
     assert [argument_blocks.Integration._fields[i] for i in argument_blocks.addresses_in(argument_blocks.Integration)] == [
         "x",
         "time",
