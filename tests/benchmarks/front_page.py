@@ -132,7 +132,8 @@ def draw(work: Path, seeds: list[int], speed: dict[str, dict[str, list[float]]],
     right.set_xticks(range(len(speed)), list(speed), fontsize=8)
     right.set(ylabel="environment steps per second / SB3's")
     right.set_title("PPO: speed of learn(), one thread, 8 environments", fontsize=10)
-    right.legend(frameon=False, fontsize=8)
+    right.margins(y=0.3)  # room for the legend above the bars
+    right.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     return finish(figure, out)
 
 
