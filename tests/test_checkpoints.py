@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch as th
 from on_policy import ACTION_SPACES, walks
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
@@ -78,6 +81,21 @@ def test_a_save_that_fails_leaves_the_previous_file(name, tmp_path, monkeypatch)
         assert os.listdir(tmp_path) == ["model.zip"]  # nothing half-written is left either
     model.save(path)
     assert type(model).load(path).num_timesteps == 77
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_policy_inside_torch_compile_is_saved_as_before(name, tmp_path):
+    model = MODELS[name]()
+    model.save(tmp_path / "plain")
+    model.policy = th.compile(model.policy)
+    model.save(tmp_path / "wrapped")
+    (plain, tensors, _), (data, wrapped, _) = (load_from_zip_file(tmp_path / kind) for kind in ("plain", "wrapped"))
+    assert data.keys() == plain.keys() and wrapped.keys() == tensors.keys()
+    actions, observations = [], model.observation_space.sample()
+    for either in (model, type(model).load(tmp_path / "wrapped")):
+        either.set_random_seed(3)
+        actions.append(either.predict(observations)[0])
+    np.testing.assert_array_equal(*actions)
 
 
 @pytest.mark.parametrize("name", ["PPO", "RQL"])

@@ -171,7 +171,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     @property
     def optimizers(self) -> list[th.optim.Optimizer]:
         """Optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default of all networks."""
-        return [vars(network)["optimizer"] for network in self.policy.children() if "optimizer" in vars(network)]
+        return [vars(network)["optimizer"] for network in self.networks.values() if "optimizer" in vars(network)]
 
     def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float]) -> None:
         """
@@ -247,7 +247,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         if isinstance(self.policy, GenerativePolicy):  # the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
             self.chosen_backend = self.policy.chosen_backend
-        networks = dict(self.policy.named_children())
+        networks = self.networks
         vars(self).update(networks)
         has_target = "critic_target" in networks
         self._critic_average = MovingAverage(networks["critic"], networks["critic_target"]) if has_target else None

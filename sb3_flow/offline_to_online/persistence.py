@@ -24,6 +24,11 @@ from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 
+def unwrapped(policy: Any) -> Any:
+    """:return: the policy inside the wrapper that ``torch.compile`` returns, or else the given policy"""
+    return getattr(policy, "_orig_mod", policy)
+
+
 class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     """
     Off-policy algorithm that saves its own random streams, writes a file completely or not at all, and is unchanged by a load
@@ -39,6 +44,11 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     noise_seed: int | None
     """Seed of the noise of deterministic decisions, which depends on this seed and the observation alone."""
     phase = ONLINE
+
+    @property
+    def networks(self) -> dict[str, th.nn.Module]:
+        """The policy's networks by name, also of a policy inside the wrapper that ``torch.compile`` returns."""
+        return dict(unwrapped(self.policy).named_children())
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -57,7 +67,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     def _connect_buffer_and_policy(self) -> None:
         """Give generators and seeds to buffer and policy, which may be copies, loaded or exchanged."""
         assert self.random_streams is not None
-        buffer, policy = getattr(self, "replay_buffer", None), getattr(self, "policy", None)
+        buffer, policy = getattr(self, "replay_buffer", None), unwrapped(getattr(self, "policy", None))
         if isinstance(buffer, TrajectoryReplayBuffer):
             buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
         if isinstance(policy, ChunkedPolicy):
@@ -120,14 +130,13 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         # the policy has the networks
         averages = [name for name, value in vars(self).items() if isinstance(value, MovingAverage)]
-        networks = [name for name, _ in self.policy.named_children()]
-        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase", *networks, *averages]
+        excluded = [*super()._excluded_save_params(), "_loaded", "_metrics", "phase", *self.networks, *averages]
         if not isinstance(self.offline_dataset, str):
             excluded.append("offline_dataset")  # the data is the user's
         return excluded
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        optimizers = [f"{name}.optimizer" for name, part in self.policy.named_children() if "optimizer" in vars(part)]
+        optimizers = [f"{name}.optimizer" for name, part in self.networks.items() if "optimizer" in vars(part)]
         return ["policy", *optimizers], []
 
     def save(self, path: str | Path | io.BufferedIOBase, exclude: Any = None, include: Any = None) -> None:
