@@ -217,11 +217,14 @@ class Worker:
 
     def act(self) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Draw actions by the replica; return actions, values and log-probabilities."""
+        decided: tuple[th.Tensor, th.Tensor, th.Tensor]
         if self.native is not None:
             assert self.generator is not None
-            return self.native.act(self.observation, self.generator)
-        with th.no_grad():
-            return self.policy(obs_as_tensor(self.observation, self.policy.device))
+            decided = self.native.act(self.observation, self.generator)
+        else:
+            with th.no_grad():
+                decided = self.policy(obs_as_tensor(self.observation, self.policy.device))
+        return decided
 
 
 def wake_with_parent() -> None:

@@ -63,8 +63,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
         device: th.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
@@ -108,7 +108,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self.offline_dataset: OfflineDataset | None = None
         self._build_tensors()
 
-    def _allocate(self, space: spaces.Space) -> Any:
+    def _allocate(self, space: spaces.Space[Any]) -> Any:
         # zeros are not committed by the operating system before they are written
         sizes = (self.buffer_size, self.n_envs)
         return map_arrays(lambda sub: np.zeros((*sizes, *get_obs_shape(sub)), dtype=sub.dtype), space)

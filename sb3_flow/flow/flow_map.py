@@ -119,7 +119,8 @@ class FlowMapNetwork(LinearNetwork):
         if network is not None:
             inputs = th.cat([features.expand(*rows, -1), a, self.embed(r, t).expand(*rows, -1)], dim=-1)
             with suppress(NotCovered):
-                return network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+                u: th.Tensor = network(inputs.flatten(0, -2))[0].unflatten(0, rows)
+                return u
         return None
 
     def _bind_plain(self, features: th.Tensor) -> AverageVelocity:
@@ -190,7 +191,7 @@ def flow_map_jvp(
     :param tangents: the direction in a_r, r and t, of their shapes
     :return: u and (d_a u) tangents[0] + (d_r u) tangents[1] + (d_t u) tangents[2], shapes ``(B, A)``
     """
-    return th.func.jvp(velocity, (a_r, r, t), tangents)[:2]  # type: ignore[return-value]
+    return th.func.jvp(velocity, (a_r, r, t), tangents)[:2]
 
 
 def sample_r_t(

@@ -62,7 +62,8 @@ def q_guided_projection(u_ref: th.Tensor, grad_q: th.Tensor, eta: float | th.Ten
     :return: u*, shape ``(..., A)``
     """
     direction = grad_q / (th.linalg.vector_norm(grad_q, dim=-1, keepdim=True) + EPS)
-    return u_ref + (eta.unsqueeze(-1) if isinstance(eta, th.Tensor) else eta) * direction
+    projection: th.Tensor = u_ref + (eta.unsqueeze(-1) if isinstance(eta, th.Tensor) else eta) * direction
+    return projection
 
 
 def effective_radius(

@@ -58,7 +58,8 @@ def mix(x: Array) -> Array:
 
 def multipliers(n_numbers: int) -> th.Tensor:
     """Make the odd constants of the hash, a constant for each number of an observation, int64, shape ``(n_numbers,)``."""
-    return mix(th.arange(1, n_numbers + 1) * GAMMA) | 1
+    odd: th.Tensor = mix(th.arange(1, n_numbers + 1) * GAMMA) | 1
+    return odd
 
 
 def row_keys(rows: Array, odd: Array, seed: int) -> Array:

@@ -11,11 +11,11 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Sampling, Storage
+from sb3_flow.data.replay import Storage
+from sb3_flow.data.table import Sampling
 from sb3_flow.flow import AverageVelocity, action_gradient, aggregate_q, effective_radius, q_guided_projection
 from sb3_flow.flow.guidance import Aggregation
 from sb3_flow.fmq.policies import (
-    ActionValue,
     CnnPolicy,
     Distillation,
     FlowMapActor,
@@ -27,6 +27,7 @@ from sb3_flow.fmq.policies import (
 from sb3_flow.losses import regression_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
+from sb3_flow.offline_to_online.values import ActionValue
 
 
 class FMQ(OfflineToOnlineAlgorithm):

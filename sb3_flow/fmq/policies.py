@@ -99,7 +99,7 @@ class FlowMapPolicy(GenerativePolicy):
 
     def __init__(
         self,
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         lr_schedule: Schedule,
         horizon_length: int = 1,

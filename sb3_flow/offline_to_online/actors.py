@@ -44,7 +44,7 @@ class GenerativeActor(ChunkedPolicy):
 
     def __init__(
         self,
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         net_arch: list[int],
         features_extractor: BaseFeaturesExtractor,

@@ -32,7 +32,8 @@ from sb3_flow.common.checks import (
     naming_policy_arguments,
 )
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.data.replay import Sampling, Storage
+from sb3_flow.data.replay import Storage
+from sb3_flow.data.table import Sampling
 from sb3_flow.data.trajectories import WindowRule
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy

@@ -62,7 +62,8 @@ class ChunkedPolicy(BasePolicy):
         return self.predict_chunk(observation, deterministic=False)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self.predict_chunk(observation, deterministic).unflatten(1, (self.horizon_length, -1))[:, 0]
+        steps: th.Tensor = self.predict_chunk(observation, deterministic).unflatten(1, (self.horizon_length, -1))
+        return steps[:, 0]
 
     def plan(self, observation: np.ndarray | dict[str, np.ndarray], decide: Callable[[PyTorchObs], th.Tensor]) -> np.ndarray:
         """
@@ -80,7 +81,7 @@ class ChunkedPolicy(BasePolicy):
         check_computed(f"{type(self).__name__} decided", action=actions)
         return self.unscale_action(actions[:, : self.execution_horizon])
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
         state: ChunkState | None = None,
@@ -99,7 +100,7 @@ class ChunkedPolicy(BasePolicy):
         """
         if self.horizon_length == 1 or isinstance(observation, tuple):
             # SB3 has a message for the tuple (obs, info), which a caller may give by mistake
-            actions, state = super().predict(observation, state, episode_start, deterministic)  # type: ignore[assignment]
+            actions, state = super().predict(observation, state, episode_start, deterministic)
             check_computed(f"{type(self).__name__} decided", action=actions)
             return actions, state
         self.set_training_mode(False)

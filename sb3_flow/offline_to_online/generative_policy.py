@@ -63,7 +63,7 @@ class GenerativePolicy(ActingPolicy):
 
     def __init__(
         self,
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         lr_schedule: Schedule,
         horizon_length: int = 1,
@@ -138,7 +138,7 @@ class GenerativePolicy(ActingPolicy):
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
         optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
         self.actor = self.actor_class(**self._update_features_extractor(self._actor_kwargs))
-        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)  # type: ignore[call-arg]
+        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)
         if self.n_critics == 0:
             return
         critic_kwargs = {
@@ -153,7 +153,7 @@ class GenerativePolicy(ActingPolicy):
         self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
         # As in SAC the critic's loss does not train a shared features extractor
         critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
-        self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)  # type: ignore[call-arg]
+        self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)
 
     @classmethod
     def load(cls, path: str, device: th.device | str = "auto") -> Self:

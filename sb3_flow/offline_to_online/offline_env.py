@@ -20,7 +20,7 @@ class SpacesOnlyVecEnv(VecEnv):
     :param action_space: Action space
     """
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         super().__init__(1, observation_space, action_space)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:

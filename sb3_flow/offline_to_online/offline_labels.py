@@ -7,7 +7,7 @@ SB3's lines are recognised by their text (checked with stable-baselines3 2.9.2, 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import Any, TextIO
 
 from stable_baselines3.common.logger import Logger
 
@@ -21,7 +21,7 @@ EVALUATION = "Eval num_timesteps=", "Eval gradient_steps="
 class _Relabelled:
     """A text stream that replaces words on their way to another stream."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:

@@ -14,7 +14,8 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.data.replay import Sampling, Storage
+from sb3_flow.data.replay import Storage
+from sb3_flow.data.table import Sampling
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
@@ -78,7 +79,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
             policy.set_noise_seed(self.noise_seed)
 
     @classmethod
-    def load(  # type: ignore[override]
+    def load(
         cls,
         path: str | Path | io.BufferedIOBase,
         env: GymEnv | None = None,
@@ -104,7 +105,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
             if name in kwargs:
                 raise ValueError(f"`{name}` is called `acting_mode` now.")
         settings = (env, device, custom_objects, print_system_info, force_reset)
-        return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))  # type: ignore[return-value]
+        return super().load(path, *settings, **kwargs, _given_at_load=tuple(kwargs))
 
     def _translate_old_names(self) -> None:
         """Read older names of arguments from a file, unless ``load`` was given these arguments."""
@@ -209,9 +210,9 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         :param exact_match: whether all parameters must be given
         :param device: Device on which the code should run.
         """
-        before = deepcopy(self.get_parameters())
+        before: dict[str, Any] = deepcopy(self.get_parameters())
         try:
-            super().set_parameters(load_path_or_dict, exact_match, device)  # type: ignore[arg-type]
+            super().set_parameters(load_path_or_dict, exact_match, device)
         except BaseException:
-            super().set_parameters(before, exact_match=True, device=device)  # type: ignore[arg-type]
+            super().set_parameters(before, exact_match=True, device=device)
             raise

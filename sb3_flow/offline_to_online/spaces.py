@@ -11,18 +11,18 @@ from sb3_flow.data import OfflineDataset
 from sb3_flow.data.columns import map_arrays
 
 
-def _is_channels_last(space: spaces.Space) -> bool:
+def _is_channels_last(space: spaces.Space[Any]) -> bool:
     return is_image_space(space) and not is_image_space_channels_first(space)  # type: ignore[arg-type]
 
 
-def channels_first_space(space: spaces.Space) -> spaces.Space:
+def channels_first_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Turn images of a space channel-first, as SB3's models see them."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: channels_first_space(subspace) for key, subspace in space.spaces.items()})
     return VecTransposeImage.transpose_space(space) if _is_channels_last(space) else space  # type: ignore[arg-type]
 
 
-def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
+def same_but_for_bounds(inferred: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
     """Say whether a space without bounds, as inferred from data, describes the same observations as another space."""
     if isinstance(inferred, spaces.Dict) and isinstance(other, spaces.Dict):
         return set(inferred) == set(other) and all(same_but_for_bounds(inferred[key], other[key]) for key in inferred)
@@ -32,7 +32,7 @@ def same_but_for_bounds(inferred: spaces.Space, other: spaces.Space) -> bool:
     return inferred == other or (unbounded and inferred.shape == other.shape and other.dtype.kind == "f")
 
 
-def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> OfflineDataset:
+def channels_first(dataset: OfflineDataset, observation_space: spaces.Space[Any]) -> OfflineDataset:
     """
     Turn images of a dataset channel-first if the model's images are channel-first.
 
@@ -41,7 +41,7 @@ def channels_first(dataset: OfflineDataset, observation_space: spaces.Space) -> 
     :return: the dataset itself, or a dataset with channel-first images that shares all memory
     """
 
-    def view(array: Any, own: spaces.Space, model: spaces.Space) -> Any:
+    def view(array: Any, own: spaces.Space[Any], model: spaces.Space[Any]) -> Any:
         if own.shape == model.shape or not _is_channels_last(own):
             return array
         return np.moveaxis(array, -1, 1)

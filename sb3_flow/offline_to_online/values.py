@@ -1,6 +1,6 @@
 """Ensembles of value functions: the critics of generative actors."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
@@ -36,7 +36,7 @@ class EnsembleValue(BaseModel):
 
     def __init__(
         self,
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         net_arch: list[int],
         features_extractor: BaseFeaturesExtractor,
@@ -84,7 +84,8 @@ class ActionValue(EnsembleValue):
             rows = actions.shape[:-1]
             own = features if actions.dim() == 2 else features.unsqueeze(1).expand(*rows, -1)
             inputs = th.cat([own, actions], dim=-1).flatten(0, -2)
-            return ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
+            q_values: th.Tensor = ensemble(inputs, frozen).unflatten(1, rows).squeeze(-1)
+            return q_values
 
         return critic
 

@@ -56,10 +56,9 @@ class NativeLoops:
 
         space = policy.action_space
         kind = KINDS[type(policy.action_dist)]
-        components = {
-            spaces.Discrete: lambda: [space.n],  # type: ignore[attr-defined]
-            spaces.MultiDiscrete: lambda: space.nvec,  # type: ignore[attr-defined]
-        }.get(type(space), lambda: [1] * get_action_dim(space))()
+        components = [1] * get_action_dim(space)
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            components = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()
         self.network = describe_network(
             actor=rows(policy.mlp_extractor.policy_net, policy.action_net),
             critic=rows(policy.mlp_extractor.value_net, policy.value_net) if getattr(policy, "has_critic", True) else [],

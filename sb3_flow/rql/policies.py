@@ -52,7 +52,9 @@ class FlowActor(GenerativeActor):
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         n_candidates = noise.shape[1]
         velocity = self.velocity(observation, n_candidates)
-        return euler_forward(velocity, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1).unflatten(0, (-1, n_candidates))
+        end = euler_forward(velocity, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1)
+        chunks: th.Tensor = end.unflatten(0, (-1, n_candidates))
+        return chunks
 
 
 class PartialActionValue(EnsembleValue):
@@ -102,7 +104,7 @@ class RQLPolicy(GenerativePolicy):
 
     def __init__(
         self,
-        observation_space: spaces.Space,
+        observation_space: spaces.Space[Any],
         action_space: spaces.Box,
         lr_schedule: Schedule,
         horizon_length: int = 1,
@@ -164,7 +166,8 @@ class RQLPolicy(GenerativePolicy):
         n_times, batch_size, n, _ = points.shape
         features = self.critic.features(observation)[None, :, None].expand(n_times, -1, n, -1)
         inputs = th.cat([features, points, times[:, None, None, None].expand(-1, batch_size, n, 1)], dim=-1)
-        return self.critic.ensemble(inputs.flatten(0, 2), frozen=True).view(self.n_critics, n_times, batch_size, n)
+        values: th.Tensor = self.critic.ensemble(inputs.flatten(0, 2), frozen=True)
+        return values.view(self.n_critics, n_times, batch_size, n)
 
     def _bound_critic(self, observation: PyTorchObs) -> Critic:
         """Give V_k(s, a, 1) of actions of shape ``(B, n, A)``, shape ``(K, B, n)``."""
@@ -173,7 +176,8 @@ class RQLPolicy(GenerativePolicy):
         def critic(actions: th.Tensor) -> th.Tensor:
             rows = actions.shape[:-1]
             inputs = th.cat([features.expand(*rows, -1), actions, th.ones_like(actions[..., :1])], dim=-1)
-            return self.critic.ensemble(inputs.flatten(0, 1), frozen=True).view(self.n_critics, *rows)
+            values: th.Tensor = self.critic.ensemble(inputs.flatten(0, 1), frozen=True)
+            return values.view(self.n_critics, *rows)
 
         return critic
 
@@ -187,7 +191,8 @@ class RQLPolicy(GenerativePolicy):
             end = x.flatten(0, 1)
             for i in range(self.flow_steps):
                 end = th.addcmul(end, step, velocity(end, th.add(start, step, alpha=i)))
-            return (end.unflatten(0, x.shape[:2]) - x) / (t - r)
+            average_velocity: th.Tensor = (end.unflatten(0, x.shape[:2]) - x) / (t - r)
+            return average_velocity
 
         return average
 

@@ -11,7 +11,8 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_fraction, check_minimum, check_number, check_whole
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Sampling, Storage
+from sb3_flow.data.replay import Storage
+from sb3_flow.data.table import Sampling
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
 from sb3_flow.offline_to_online.acting import ActingMode

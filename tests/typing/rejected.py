@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_flow import FMQ, GRPO, PPO, RQL, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
+from sb3_flow import FMQ, GRPO, GSPO, PPO, RQL, AsyncPPO, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
 from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.common.statistics import bootstrap_interval
 from sb3_flow.data.generate import generate
@@ -26,16 +26,30 @@ RQL("MlpPolicy")  # wrong
 RQL("MlpPolicy", env, alfa=0.3)  # wrong
 RQL("MlpPolicy", env, batch_size="256")  # wrong
 FMQ("MlpPolicy", env, n_candidate=16)  # wrong
+RQL("MlpPolicy", env, acting_mode="greedy")  # wrong
+RQL("MlpPolicy", env, sampling="step")  # wrong
+RQL("MlpPolicy", env, backend="cuda")  # wrong
+FMQ("MlpPolicy", env, distillation="meanflow")  # wrong
+FMQ("MlpPolicy", env, online_rule="imitate")  # wrong
 model = RQL("MlpPolicy", env)
 model.learn()  # wrong
 model.learn_offline(dataset)  # wrong
 model.learn_offline(rows, 1000)  # wrong
 model.set_acting_mode(3)  # wrong
+model.set_acting_mode("best")  # wrong
 model.predict(observations=rows)  # wrong
 
 PPO("MlpPolicy", env, n_step=128)  # wrong
 PPO("MlpPolicy", env, clip_range="0.2")  # wrong
+PPO("MlpPolicy", env, advantage="v-trace")  # wrong
+PPO("MlpPolicy", env, policy_loss="clipped")  # wrong
+PPO("MlpPolicy", env, recompute_advantages="always")  # wrong
+AsyncPPO("MlpPolicy", env, mode="fast")  # wrong
+AsyncPPO("MlpPolicy", env, advantage="group")  # wrong
 GRPO("MlpPolicy", env, group_size=None)  # wrong
+GRPO("MlpPolicy", env, baseline="max")  # wrong
+GSPO("MlpPolicy", env, policy_loss="clip")  # wrong
+GSPO("MlpPolicy", env, clip_rang=0.2)  # wrong
 MaskablePPO("MlpPolicy", env, use_sde=True)  # wrong
 RecurrentPPO("MlpLstmPolicy", env, lstm_hidden_size=64)  # wrong
 GroupedStart(gym.make("CartPole-v1"), number=1)  # wrong
