@@ -34,7 +34,7 @@ class SpacesOnlyVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         if attr_name == "render_mode":  # read by VecEnv's constructor
             return [None]
-        raise AttributeError(f"an environment that consists of spaces only has no attribute {attr_name!r}")
+        raise AttributeError(f"An environment that consists of spaces only has no attribute {attr_name!r}")
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         self._refuse()
