@@ -17,6 +17,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow import GRPO, GSPO, PPO, GroupedStart
+from sb3_flow.on_policy.backend_choice import DISTRIBUTIONS
+from sb3_flow.on_policy.native_learner import KINDS
 
 SMALL = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 3, "device": "cpu", "learning_rate": 1e-3}
 CHOICES = {
@@ -178,6 +180,10 @@ class OwnExtractor(FlattenExtractor):
 class OwnLoss(PPO):
     def loss(self, *args: Any, **kwargs: Any) -> Any:
         return super().loss(*args, **kwargs)
+
+
+def test_every_distribution_that_is_covered_has_its_kind() -> None:
+    assert set(KINDS) == set(DISTRIBUTIONS)
 
 
 @pytest.mark.parametrize(

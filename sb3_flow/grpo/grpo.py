@@ -12,9 +12,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_whole, warn_without_effect
+from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.grpo.grouped_starts import check_groups, group_starts
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb3_flow.on_policy.arguments import PolicyLoss
 from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Groups, Scale
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts

@@ -1,12 +1,12 @@
 """The loss that the native update minimises, and its optimiser."""
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from sb3_flow.compiled.choices import check_choice, shown
+from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.kernels.array_arguments import number
 
-PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
 POLICY_LOSSES = {name: code for code, name in enumerate(get_args(PolicyLoss))}
 CLIP, DUAL_CLIP, GSPO, GSPO_TOKEN, DECOUPLED = POLICY_LOSSES.values()
 

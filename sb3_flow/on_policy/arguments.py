@@ -13,9 +13,9 @@ from sb3_flow.common.checks import (
     check_whole,
     warn_without_effect,
 )
+from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.on_policy.estimators import Advantage
 
-PolicyLoss = Literal["clip", "dual_clip", "gspo", "gspo_token", "decoupled"]
 Recomputation = Literal["auto", "never", "epoch", "minibatch"]
 
 

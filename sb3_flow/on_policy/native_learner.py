@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common import distributions
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.utils import obs_as_tensor
@@ -14,12 +15,17 @@ from sb3_flow.native.network_layout import BERNOULLI, CATEGORICAL, GAUSSIAN, REL
 from sb3_flow.native.objectives import GSPO, GSPO_TOKEN, Adam, Objective
 from sb3_flow.native.policy_forward import policy_forward, policy_outputs, policy_values
 from sb3_flow.native.policy_update import METRICS, policy_evaluate, ppo_epoch
-from sb3_flow.on_policy.backend_choice import DISTRIBUTIONS
 from sb3_flow.on_policy.finite import check_pass
 from sb3_flow.on_policy.flat_parameters import FlatParameters
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 
-KINDS = dict(zip(DISTRIBUTIONS, (CATEGORICAL, CATEGORICAL, BERNOULLI, GAUSSIAN), strict=True))
+KINDS = {
+    distributions.CategoricalDistribution: CATEGORICAL,
+    distributions.MultiCategoricalDistribution: CATEGORICAL,
+    distributions.BernoulliDistribution: BERNOULLI,
+    distributions.DiagGaussianDistribution: GAUSSIAN,
+}
+"""The kind of output of every distribution that ``backend_choice.DISTRIBUTIONS`` lists."""
 
 
 def features(policy: ActorCriticPolicy, observations: Any) -> np.ndarray:

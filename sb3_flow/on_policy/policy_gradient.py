@@ -11,9 +11,9 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
 from sb3_flow.common.backends import Backend, choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
+from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
-    PolicyLoss,
     Recomputation,
     check_choices,
     check_numbers,

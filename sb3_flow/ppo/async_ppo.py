@@ -28,7 +28,8 @@ from sb3_flow.collect.environment_transfer import (
 from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
-from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
+from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts

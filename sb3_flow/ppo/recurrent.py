@@ -12,7 +12,8 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checks import arguments_in
-from sb3_flow.on_policy.arguments import PolicyLoss, Recomputation
+from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.collection import stack_observations
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
