@@ -138,6 +138,11 @@ class FQLPolicy(GenerativePolicy):
 
     steps_of_a_jump = steps_of_a_sample
 
+    @property
+    def acting_modes(self) -> tuple[str, ...]:
+        modes = super().acting_modes
+        return tuple(mode for mode in modes if mode != "qgbs") if self.is_distilled else modes
+
     def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
         if mode == "qgbs" and self.is_distilled:
             raise ValueError(

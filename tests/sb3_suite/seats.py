@@ -36,6 +36,7 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
+    "FQL": sb3("SAC", "FQL"),
     "PPO": sb3("PPO", "PPO"),
     "PPO-torch": sb3("PPO", "PPO", backend="torch"),
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace", backend="torch"),
