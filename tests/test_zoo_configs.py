@@ -209,3 +209,36 @@ def test_the_entries_of_rql_are_its_papers(domain):
         names = ("alpha", "expectile", "rho", "horizon_length", "gamma")
         assert tuple(entry[name] for name in names) == RQL_TABLE[domain]
         assert (entry["offline_steps"], entry["n_timesteps"], entry["acting_mode"]) == (1_000_000, 0, "sample")
+
+
+# Commands of the reference implementation: alpha, discount, aggregation
+FQL_TABLE = {
+    "antmaze-large-navigate": (10.0, 0.99, "min"),
+    "antmaze-giant-navigate": (10.0, 0.995, "min"),
+    "humanoidmaze-medium-navigate": (30.0, 0.995, "mean"),
+    "humanoidmaze-large-navigate": (30.0, 0.995, "mean"),
+    "antsoccer-arena-navigate": (10.0, 0.995, "mean"),
+    "cube-single-play": (300.0, 0.99, "mean"),
+    "cube-double-play": (300.0, 0.99, "mean"),
+    "scene-play": (300.0, 0.99, "mean"),
+    "puzzle-3x3-play": (1000.0, 0.99, "mean"),
+    "puzzle-4x4-play": (1000.0, 0.99, "mean"),
+}
+
+
+@pytest.mark.parametrize("domain", FQL_TABLE)
+def test_the_entries_of_fql_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["fql"][f"{domain}-singletask-task{task}-v0"]
+        assert tuple(entry[name] for name in ("alpha", "gamma", "q_aggregation")) == FQL_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["horizon_length"]) == (1_000_000, 0, 1)
+        assert "actor_type" not in entry
+
+
+@pytest.mark.parametrize("domain", ["cube-triple-play", "scene-play-sparse", "puzzle-3x3-play-sparse"])
+def test_the_entries_of_q_chunking_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["fql"][f"{domain}-singletask-task{task}-v0"]
+        names = ("actor_type", "n_candidates", "horizon_length", "learning_starts", "gamma", "q_aggregation")
+        assert tuple(entry[name] for name in names) == ("best_of_n", 32, 5, 5000, 0.99, "mean")
+        assert entry["offline_steps"] == entry["n_timesteps"] == 1_000_000
