@@ -245,7 +245,7 @@ def break_model(broken, model, monkeypatch):
         act = model.teacher.act
         monkeypatch.setattr(model.teacher, "act", lambda s, z: act(s, z.flip(0)))
     elif broken == "ranked by targets":
-        monkeypatch.setattr(model.policy, "critic", model.critic_target)
+        monkeypatch.setitem(model.policy._modules, "critic", model.critic_target)
     elif broken == "the first sample":
         monkeypatch.setattr(model.policy, "best_of", lambda s, samples, how: samples[:, 0])
 
