@@ -218,5 +218,5 @@ def test_without_numba():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Using the torch backend, which is slower: numba cannot be used") >= 1
-    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 2
-    assert run.stdout.count("(2,)") == 2
+    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 3
+    assert run.stdout.count("(2,)") == 3
