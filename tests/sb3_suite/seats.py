@@ -37,7 +37,7 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
-    "FQL": sb3("SAC", "FQL", alpha=1.0),
+    "FQL": sb3("SAC", "FQL", alpha=0.3),
     "PPO": sb3("PPO", "PPO"),
     "PPO-torch": sb3("PPO", "PPO", backend="torch"),
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace", backend="torch"),
