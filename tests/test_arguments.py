@@ -22,6 +22,7 @@ from torch import nn
 
 from sb3_flow import (
     FMQ,
+    FQL,
     GRPO,
     GSPO,
     PPO,
@@ -226,6 +227,21 @@ FLOW_MAP = OFF_POLICY | {
     "acting_mode": Case("sample"),
     "search": Case({"beam_width": 2}, acting_mode="qgbs"),
 }
+CLONED_FLOW = OFF_POLICY | {
+    "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),
+    "optimize_memory_usage": Refused(True),
+    "sampling": Case("trajectory"),
+    "execution_horizon": Case(1, horizon_length=2),
+    "actor_type": Case("best_of_n"),
+    "flow_steps": Case(3),
+    "alpha": Case(0.1),
+    "normalize_q_loss": Case(True),
+    "q_aggregation": Case("min"),
+    "n_critics": Case(3),
+    "n_candidates": Case(5, acting_mode="best_of_n"),
+    "acting_mode": Case("best_of_n"),
+    "search": Case({"beam_width": 2}, acting_mode="qgbs", actor_type="best_of_n"),
+}
 POLICY = {
     "lr_schedule": Case(lambda _: 0.1),
     "horizon_length": Case(2),
@@ -261,6 +277,7 @@ CASES: dict[type, dict[str, Any]] = {
     AsyncPPO: {"advantage": Case("gae"), "policy_loss": Case("decoupled", recompute_advantages="minibatch")},
     RQL: FLOW,
     FMQ: FLOW_MAP,
+    FQL: CLONED_FLOW,
     FlowMapPolicy: POLICY,
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
@@ -273,7 +290,7 @@ IDLE: dict[type, dict[str, str]] = {
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(("mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
-    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ)},
+    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL)},
     FlowMapPolicy: {},
 }
 
@@ -317,7 +334,8 @@ def on_policy(called: type, folder: Any, given: dict[str, Any]) -> Any:
 
 
 def off_policy(called: type, given: dict[str, Any]) -> Any:
-    small: dict[str, Any] = {"n_critics": 2, "flow_steps": 2} if called is RQL else {"n_candidates": 3, "warmup_steps": 0}
+    own: dict[Any, dict[str, Any]] = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 3, "warmup_steps": 0}}
+    small: dict[str, Any] = own.get(called, {"n_candidates": 3, "flow_steps": 2})
     small |= {"policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01, "batch_size": 6, "buffer_size": 100, "seed": 0}
     small |= {"learning_starts": 3, "offline_dataset": data(), "offline_steps": 2, "backend": "torch", "device": "cpu"}
     if "offline_dataset" in given and given["offline_dataset"] is None:
@@ -344,7 +362,7 @@ def observed(called: type, folder: Any, capsys: Any, given: dict[str, Any]) -> d
     if called is FlowMapPolicy:
         model = policy = policy_alone(given)
     else:
-        model = off_policy(called, given) if called in (RQL, FMQ) else on_policy(called, folder, given)
+        model = off_policy(called, given) if called in (RQL, FMQ, FQL) else on_policy(called, folder, given)
         policy = getattr(model, "policy", None)
     if policy is None:
         return {"built": b""}

@@ -10,7 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, RQL
+from sb3_flow import FMQ, FQL, RQL
 from sb3_flow.common.statistics import Estimate, bootstrap_interval, interquartile_mean
 from sb3_flow.envs import SuccessInfo
 from sb3_flow.offline_to_online.evaluation_notes import find_evaluations
@@ -93,7 +93,10 @@ def test_bad_arguments(arguments, message):
 # ----------------------------------------------------------------- EvalCallback
 
 
-@pytest.mark.parametrize(("algorithm", "modes"), [(RQL, ("zero", "best_of_n")), (FMQ, ("best_of_n", "sample"))])
+MODES = {RQL: ("zero", "best_of_n"), FMQ: ("best_of_n", "sample"), FQL: ("sample", "zero")}
+
+
+@pytest.mark.parametrize(("algorithm", "modes"), MODES.items())
 def test_both_phases_are_told_apart(algorithm, modes, dataset, tmp_path, capsys):
     """SB3's own callback, as the zoo uses it: one object for the whole of ``learn``."""
     env = make_vec_env(success_env)

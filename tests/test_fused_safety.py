@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_flow import FMQ, PPO, RQL
+from sb3_flow import FMQ, FQL, PPO, RQL
 from sb3_flow.compiled import unavailable
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
@@ -32,6 +32,8 @@ POLICIES = {
     "RQL, best of n": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, acting_mode="best_of_n", **SMALL).policy,
     "FMQ, one step": lambda: FMQ("MlpPolicy", PointEnv(), acting_mode="sample", **SMALL).policy,
     "FMQ, best of n": lambda: FMQ("MlpPolicy", PointEnv(), **SMALL).policy,
+    "FQL": lambda: FQL("MlpPolicy", PointEnv(), **SMALL).policy,
+    "FQL, best of n": lambda: FQL("MlpPolicy", PointEnv(), actor_type="best_of_n", flow_steps=3, **SMALL).policy,
 }
 
 
@@ -527,6 +529,7 @@ def test_no_observations_in_a_search():
     for model in (
         RQL("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
         FMQ("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
+        FQL("MlpPolicy", PointEnv(), acting_mode="qgbs", actor_type="best_of_n", **SMALL),
     ):
         assert model.predict(np.zeros((0, 2), np.float32))[0].shape == (0, 2)
 
@@ -540,6 +543,8 @@ def test_no_observations_in_a_search():
         ("flow_steps", lambda size: RQL("MlpPolicy", PointEnv(), flow_steps=size)),
         ("flow_steps", lambda size: RQL("MlpPolicy", PointEnv(), policy_kwargs={"flow_steps": size})),
         ("n_critics", lambda size: RQL("MlpPolicy", PointEnv(), n_critics=size)),
+        ("n_critics", lambda size: FQL("MlpPolicy", PointEnv(), n_critics=size)),
+        ("flow_steps", lambda size: FQL("MlpPolicy", PointEnv(), policy_kwargs={"flow_steps": size})),
         ("n_critics", lambda size: RQL("MlpPolicy", PointEnv(), policy_kwargs={"n_critics": size})),
         ("n_candidates", lambda size: RQL("MlpPolicy", PointEnv(), n_candidates=size)),
         ("n_candidates", lambda size: FMQ("MlpPolicy", PointEnv(), policy_kwargs={"n_candidates": size})),

@@ -10,7 +10,7 @@ import torch as th
 from gymnasium import spaces
 from tasks import PointEnv
 
-from sb3_flow import FMQ, RQL, FlowMapPolicy
+from sb3_flow import FMQ, FQL, RQL, FlowMapPolicy
 from sb3_flow.flow import keyed_noise, multipliers
 from sb3_flow.flow.noise import FIRST, GAMMA, SECOND, keyed_normal, mix, row_keys
 from sb3_flow.fused import fusable
@@ -190,9 +190,10 @@ def test_lists_are_no_rows():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algorithm", [RQL, FMQ])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
 def test_an_observation_has_one_action(algorithm, mode, tmp_path):
-    model = build(algorithm, mode)
+    own = {"actor_type": "best_of_n"} if algorithm is FQL and mode == "qgbs" else {}
+    model = build(algorithm, mode, **own)
     observations = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
 
     def act(model, observations):
@@ -211,15 +212,15 @@ def test_an_observation_has_one_action(algorithm, mode, tmp_path):
     np.testing.assert_array_equal(act(loaded, observations), actions)
     model.policy.save(tmp_path / "policy")
     np.testing.assert_array_equal(act(type(model.policy).load(tmp_path / "policy"), observations), actions)
-    assert not np.array_equal(act(build(algorithm, mode, seed=1), observations), actions)
-    other = build(algorithm, mode, seed=1)
+    assert not np.array_equal(act(build(algorithm, mode, seed=1, **own), observations), actions)
+    other = build(algorithm, mode, seed=1, **own)
     other.policy.load_state_dict(model.policy.state_dict())
     assert not np.allclose(act(other, observations), actions)  # another seed, the same weights
     other.set_random_seed(0)
     np.testing.assert_array_equal(act(other, observations), actions)
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
 def test_a_seed_that_was_not_given_is_drawn_once(algorithm, tmp_path):
     observations = np.zeros((3, 2), np.float32)
     model, other = build(algorithm, seed=None), build(algorithm, seed=None)

@@ -12,19 +12,20 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_flow import FMQ, PPO, RQL, FlowMapPolicy
+from sb3_flow import FMQ, FQL, PPO, RQL, FlowMapPolicy
 from sb3_flow.plotting import FlowVisualisationCallback
 from sb3_flow.plotting.flows import action_flow, flow_values
 
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}
 OBSERVATION = np.array([0.7, 0.5], np.float32)
+OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
 @pytest.mark.parametrize("horizon_length", [1, 3])
 def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
-    model = algorithm("MlpPolicy", PointEnv(), horizon_length=horizon_length, **SMALL)
+    model = algorithm("MlpPolicy", PointEnv(), horizon_length=horizon_length, **SMALL, **OWN[algorithm])
     policy = model.policy
     observation, noise = th.randn(2, 2), th.randn(2, 5, 2 * horizon_length)
     with th.no_grad():
@@ -55,11 +56,32 @@ def test_values_on_the_way():
         values = fmq.path_values(observation, times, points)
         jumped = fmq.actor.act(observation, noise)
         assert th.allclose(values[:, 0], fmq.critic.bind(observation)(jumped), atol=1e-6), "of the one-step action"
+    fql = FQL("MlpPolicy", PointEnv(), flow_steps=4, **SMALL, **OWN[FQL]).policy
+    with th.no_grad():
+        times, points = fql.flow_path(observation, noise)
+        values = fql.path_values(observation, times, points)
+        u = fql.actor.velocity(observation.expand(3, -1))(points[1, 0], th.full((3, 1), 0.25))
+        heads_for = (points[1, 0] + 0.75 * u).clamp(-1, 1)
+        assert th.allclose(values[:, 1], fql.critic.bind(observation)(heads_for[None]), atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ])
+def test_the_distilled_actor_goes_there_in_one_step():
+    policy = FQL("MlpPolicy", PointEnv(), **SMALL).policy
+    observation, noise = th.randn(2, 2), th.randn(2, 5, 2)
+    with th.no_grad():
+        times, points = policy.flow_path(observation, noise)
+        values = policy.path_values(observation, times, points)
+        actions = policy.actor.act(observation, noise)
+        q = policy.critic.bind(observation)(actions)
+    assert times.tolist() == [0, 1] and th.equal(points[0], noise) and th.equal(points[1], actions)
+    th.testing.assert_close(values, th.stack([q, q], dim=1), rtol=1e-5, atol=1e-6)
+    figure = action_flow(policy, OBSERVATION, n_samples=7)
+    assert len(figure.axes[0].collections[0].get_segments()) == 7
+
+
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
 def test_pictures_of_a_flow(algorithm, tmp_path):
-    model = algorithm("MlpPolicy", PointEnv(), **SMALL)
+    model = algorithm("MlpPolicy", PointEnv(), **SMALL, **OWN[algorithm])
     figure = action_flow(model, OBSERVATION, n_samples=7, path=tmp_path / "flow.png")
     left, right = figure.axes[:2]
     assert left.get_xlabel() == right.get_xlabel() == "action[0]"
@@ -111,7 +133,7 @@ def test_other_observations(kind, policy):
         ({"chunk_step": 1}, ValueError, "`chunk_step` must be from 0 to 0, but 1"),
         ({"n_samples": 0}, ValueError, "`n_samples` must be at least 1"),
         ({"observation": np.zeros((2, 2), np.float32)}, ValueError, "`observation` must be a single observation, but 2"),
-        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "`model` must be RQL, FMQ or their policy, but a ActorCritic"),
+        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "must be RQL, FMQ, FQL or their policy, but a ActorCritic"),
     ],
 )
 def test_flows_that_cannot_be_drawn(arguments, error, message):
@@ -129,7 +151,7 @@ def images(folder):
     return {tag: [event.step for event in accumulator.Images(tag)] for tag in accumulator.Tags()["images"]}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
 def test_pictures_of_both_phases(algorithm, tmp_path):
     dataset, weights = collect(PointEnv()), []
     for drawn in (False, True):

@@ -65,7 +65,7 @@ def built(algo, entry, folder, monkeypatch):
 
     from sb3_flow.zoo.manager import ExperimentManager
 
-    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq") else entry
+    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql") else entry
     env_id = "Pendulum-v1" if env_id == "default" else env_id
     assert env_id in gym.registry
     spaces = spaces_of(FAMILIES.get(env_id, env_id))
@@ -84,7 +84,7 @@ def built(algo, entry, folder, monkeypatch):
             sizes = {"pi": [8], "vf": [8]} if isinstance(kwargs.get("net_arch"), dict) else [8, 8]
             hyperparams["policy_kwargs"] = {**kwargs, "net_arch": sizes}
             hyperparams["batch_size"] = 16
-            if algo in ("rql", "fmq"):
+            if algo in ("rql", "fmq", "fql"):
                 hyperparams |= {"buffer_size": 200, "learning_starts": 0}
             else:
                 hyperparams |= {"n_steps": 10, "n_epochs": 1}
@@ -125,7 +125,7 @@ def test_an_entry_builds_its_model_and_learns(algo, entry, tmp_path, monkeypatch
         assert model.offline_updates == 1
     else:
         assert manager.n_timesteps >= 1e4
-        model.learn(30 if algo in ("rql", "fmq") else 1)
+        model.learn(30 if algo in ("rql", "fmq", "fql") else 1)
     assert model._n_updates > 0
     after = weights_of(model)
     assert all(weight.isfinite().all() for weight in after.values())
@@ -209,3 +209,36 @@ def test_the_entries_of_rql_are_its_papers(domain):
         names = ("alpha", "expectile", "rho", "horizon_length", "gamma")
         assert tuple(entry[name] for name in names) == RQL_TABLE[domain]
         assert (entry["offline_steps"], entry["n_timesteps"], entry["acting_mode"]) == (1_000_000, 0, "sample")
+
+
+# Commands of the reference implementation: alpha, discount, aggregation
+FQL_TABLE = {
+    "antmaze-large-navigate": (10.0, 0.99, "min"),
+    "antmaze-giant-navigate": (10.0, 0.995, "min"),
+    "humanoidmaze-medium-navigate": (30.0, 0.995, "mean"),
+    "humanoidmaze-large-navigate": (30.0, 0.995, "mean"),
+    "antsoccer-arena-navigate": (10.0, 0.995, "mean"),
+    "cube-single-play": (300.0, 0.99, "mean"),
+    "cube-double-play": (300.0, 0.99, "mean"),
+    "scene-play": (300.0, 0.99, "mean"),
+    "puzzle-3x3-play": (1000.0, 0.99, "mean"),
+    "puzzle-4x4-play": (1000.0, 0.99, "mean"),
+}
+
+
+@pytest.mark.parametrize("domain", FQL_TABLE)
+def test_the_entries_of_fql_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["fql"][f"{domain}-singletask-task{task}-v0"]
+        assert tuple(entry[name] for name in ("alpha", "gamma", "q_aggregation")) == FQL_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["horizon_length"]) == (1_000_000, 0, 1)
+        assert "actor_type" not in entry
+
+
+@pytest.mark.parametrize("domain", ["cube-triple-play", "scene-play-sparse", "puzzle-3x3-play-sparse"])
+def test_the_entries_of_q_chunking_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["fql"][f"{domain}-singletask-task{task}-v0"]
+        names = ("actor_type", "n_candidates", "horizon_length", "learning_starts", "gamma", "q_aggregation")
+        assert tuple(entry[name] for name in names) == ("best_of_n", 32, 5, 5000, 0.99, "mean")
+        assert entry["offline_steps"] == entry["n_timesteps"] == 1_000_000

@@ -14,6 +14,7 @@ MAZE = "pointmaze-medium-navigate-singletask-v0"
 SMALL = {
     "rql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "fmq": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "fql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "flow_ppo": ["-n", "300"],
     "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
@@ -22,7 +23,7 @@ SMALL = {
 
 
 def environment(algo):
-    return "Pendulum-v1" if algo in ("rql", "fmq") else "CartPole-v1"
+    return "Pendulum-v1" if algo in ("rql", "fmq", "fql") else "CartPole-v1"
 
 
 def zoo(*arguments):

@@ -10,6 +10,7 @@ from stable_baselines3.common.save_util import open_path
 MARKS = {
     "expectile": "RQL",
     "guidance_at": "FMQ",
+    "normalize_q_loss": "FQL",
     "max_policy_lag": "AsyncPPO",
     "length_scaled_clip": "GSPO",
     "group_size": "GRPO",

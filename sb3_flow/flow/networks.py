@@ -1,4 +1,7 @@
-"""Networks of the flow: a velocity field and batched ensembles, initialised as in the reference implementations."""
+"""
+Networks of the flow: a velocity field, a one-step actor and batched ensembles, initialised as in the reference
+implementations.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -120,6 +123,42 @@ class _FusedVelocity:
             with suppress(NotCovered):
                 return self._integrand.integrate(x, time, step, steps)  # type: ignore[no-any-return]
         return None
+
+
+class OneStepNetwork(LinearNetwork):
+    """
+    Map mu(s, z) from noise to an action in one evaluation: an MLP on concat[s, z].
+
+    :param features_dim: dimension of the observation features s
+    :param action_dim: dimension A of the (flattened chunk) action and of the noise z
+    :param net_arch: hidden layer sizes
+    :param activation_fn: activation after every hidden layer
+    """
+
+    def __init__(
+        self, features_dim: int, action_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
+    ) -> None:
+        super().__init__(features_dim, [features_dim + action_dim, *net_arch, action_dim], activation_fn)
+
+    def forward(self, features: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        """
+        Compute mu(s, z).
+
+        :param features: observation features, shape ``(B, features_dim)``
+        :param noise: z, shape ``(B, A)``
+        :return: shape ``(B, A)``, not clipped
+        """
+        inputs = th.cat([features, noise], dim=-1)
+        if self.native and sizes_are_numbers() and self.repays_call(inputs.shape[0]):
+            network = self.fused_linear() if nothing_looks_in() and are_filled(inputs) else None
+            if network is not None:
+                with suppress(NotCovered):
+                    return network(inputs)[0]
+        first, *others = self.layers
+        hidden: th.Tensor = first(inputs)
+        for layer in others:
+            hidden = layer(self.activation(hidden))
+        return hidden
 
 
 class EnsembleMLP(CompiledNetwork):

@@ -50,6 +50,11 @@ class ActingPolicy(ChunkedPolicy):
         raise NotImplementedError  # pragma: no cover
 
     @property
+    def acting_modes(self) -> tuple[str, ...]:
+        """Modes that this policy can act in: ranking actions needs a critic."""
+        return ACTING_MODES if self.n_critics else ("sample", "zero")
+
+    @property
     def steps_of_a_sample(self) -> int:
         """Evaluations of the actor's network for a sample."""
         return 1

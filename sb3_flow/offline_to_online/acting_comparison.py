@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalizati
 
 from sb3_flow.common.checks import check_minimum
 from sb3_flow.common.statistics import Estimate, bootstrap_interval
-from sb3_flow.offline_to_online.acting import ACTING_MODES, ActingPolicy
+from sb3_flow.offline_to_online.acting import ActingPolicy
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.offline_env import as_vec_env, normalized_alike
 
@@ -46,7 +46,7 @@ def compare_acting(
     Evaluate all modes of acting and print a table: mean return with its 95 % bootstrap interval, success rate, and
     milliseconds per decision. The model keeps its mode.
 
-    :param model: an RQL or FMQ, or a policy alone
+    :param model: an RQL, FMQ or FQL, or a policy alone
     :param env: environment to evaluate on, as for SB3's ``evaluate_policy``, normalised like the model's environment. The
         statistics of a ``VecNormalize`` do not change
     :param n_episodes: episodes of each mode, at least 2
@@ -67,11 +67,10 @@ def compare_acting(
         if own is not None and normalizer is not own:
             sync_envs_normalization(own, normalizer)
     try:
-        for each in ACTING_MODES:
-            if each in ("sample", "zero") or policy.n_critics:
-                policy.set_acting_mode(each)
-                vec_env.seed(seed)
-                found[each] = _evaluate(model, vec_env, n_episodes, deterministic)
+        for each in policy.acting_modes:
+            policy.set_acting_mode(each)
+            vec_env.seed(seed)
+            found[each] = _evaluate(model, vec_env, n_episodes, deterministic)
     finally:
         policy.set_acting_mode(mode)
         if isinstance(normalizer, VecNormalize) and settings is not None:

@@ -1,4 +1,4 @@
-"""Actors that turn Gaussian noise into action chunks."""
+"""Actors that turn Gaussian noise into action chunks, among them flows of several steps."""
 
 from typing import Any
 
@@ -10,7 +10,17 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
-from sb3_flow.flow import NoiseSource, TanhGELU, fresh_noise, keyed_noise, multipliers
+from sb3_flow.flow import (
+    AverageVelocity,
+    NoiseSource,
+    TanhGELU,
+    Velocity,
+    VelocityNetwork,
+    euler_forward,
+    fresh_noise,
+    keyed_noise,
+    multipliers,
+)
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 
 
@@ -101,3 +111,78 @@ class GenerativeActor(ChunkedPolicy):
 
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self.act(observation, self.noise(observation, self.generator, keyed=deterministic)(1))[:, 0]
+
+
+class FlowActor(GenerativeActor):
+    """
+    Flow policy: noise x^0 ~ N(0, I) is carried to an action x^F by ``flow_steps`` Euler steps along u(s, x, t).
+
+    ``GenerativeActor`` describes the other arguments.
+
+    :param flow_steps: Euler steps F
+    """
+
+    def __init__(self, *args: Any, flow_steps: int = 10, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.flow_steps = flow_steps
+        self.velocity_net = VelocityNetwork(self.features_dim, self.chunk_dim, self.net_arch, self.activation_fn)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
+
+    def velocity(self, observation: PyTorchObs, n_candidates: int = 1) -> Velocity:
+        """
+        Close the velocity field over observations.
+
+        :param observation: B observations
+        :param n_candidates: successive rows of x for each observation
+        :return: ``velocity(x, t)``
+        """
+        features = self.extract_features(observation, self.features_extractor)
+        return self.velocity_net.bind(features if n_candidates == 1 else features.repeat_interleave(n_candidates, dim=0))
+
+    def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        n_candidates = noise.shape[1]
+        velocity = self.velocity(observation, n_candidates)
+        end = euler_forward(velocity, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1)
+        chunks: th.Tensor = end.unflatten(0, (-1, n_candidates))
+        return chunks
+
+    def path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Follow the flow from noise to actions.
+
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :return: flow times, shape ``(F + 1,)``, and points, shape ``(F + 1, B, n, A)``; the last ones are actions in [-1, 1]
+        """
+        velocity = self.velocity(observation, noise.shape[1])
+        points: list[th.Tensor] = []
+
+        def recorded(x: th.Tensor, t: th.Tensor) -> th.Tensor:
+            points.append(x)
+            return velocity(x, t)
+
+        points.append(euler_forward(recorded, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1))
+        times = th.linspace(0, 1, self.flow_steps + 1, device=noise.device)
+        return times, th.stack(points).unflatten(1, noise.shape[:2])
+
+    def average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
+        """
+        Average ``flow_steps`` Euler steps from flow time r to t.
+
+        :param observation: B observations
+        :return: average velocity for points of shape ``(B, n, A)``
+        """
+        features = self.extract_features(observation, self.features_extractor)
+
+        def average(x: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
+            velocity = self.velocity_net.bind(features.repeat_interleave(x.shape[1], dim=0))
+            start, step = r.flatten(0, 1), ((t - r) / self.flow_steps).flatten(0, 1)
+            end = x.flatten(0, 1)
+            for i in range(self.flow_steps):
+                end = th.addcmul(end, step, velocity(end, th.add(start, step, alpha=i)))
+            average_velocity: th.Tensor = (end.unflatten(0, x.shape[:2]) - x) / (t - r)
+            return average_velocity
+
+        return average

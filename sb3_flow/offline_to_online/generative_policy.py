@@ -1,6 +1,7 @@
 """Base class of policies with an actor that turns noise into action chunks, a value ensemble and its target."""
 
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch as th
 from gymnasium import spaces
@@ -21,6 +22,8 @@ from sb3_flow.offline_to_online.actors import GenerativeActor, draw_seed
 from sb3_flow.offline_to_online.older_names import translate
 from sb3_flow.offline_to_online.options import check_options, check_own
 from sb3_flow.offline_to_online.values import EnsembleValue
+
+Actor = TypeVar("Actor", bound=GenerativeActor)
 
 
 class GenerativePolicy(ActingPolicy):
@@ -54,9 +57,9 @@ class GenerativePolicy(ActingPolicy):
     :param own: further arguments of a subclass
     """
 
-    actor_class: ClassVar[type[GenerativeActor]]
+    actor_class: type[GenerativeActor]
     critic_class: ClassVar[type[EnsembleValue]]
-    actor_arguments: ClassVar[tuple[str, ...]] = ()
+    actor_arguments: tuple[str, ...] = ()
     default_features_extractor: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
     chosen_backend: str
     """``"native"`` or ``"torch"``."""
@@ -132,13 +135,8 @@ class GenerativePolicy(ActingPolicy):
             **shared_kwargs,
             "net_arch": actor_arch,
             "noise_seed": self.noise_seed,
-            **{name: getattr(self, name) for name in self.actor_arguments},
         }
-        # A fused step is one kernel instead of a loop over the parameters
-        defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
-        optimizer_kwargs = {"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs}
-        self.actor = self.actor_class(**self._update_features_extractor(self._actor_kwargs))
-        self.actor.optimizer = self.optimizer_class(self.actor.parameters(), **optimizer_kwargs)
+        self.actor = self._trained_actor(self.actor_class, lr_schedule, self.actor_arguments)
         if self.n_critics == 0:
             return
         critic_kwargs = {
@@ -153,7 +151,19 @@ class GenerativePolicy(ActingPolicy):
         self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
         # As in SAC the critic's loss does not train a shared features extractor
         critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
-        self.critic.optimizer = self.optimizer_class(critic_parameters, **optimizer_kwargs)
+        self.critic.optimizer = self._optimizer(critic_parameters, lr_schedule)
+
+    def _optimizer(self, parameters: Iterable[nn.Parameter], lr_schedule: Schedule) -> th.optim.Optimizer:
+        # A fused step is one kernel instead of a loop over the parameters
+        defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
+        return self.optimizer_class(parameters, **{"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs})
+
+    def _trained_actor(self, actor_class: type[Actor], lr_schedule: Schedule, arguments: tuple[str, ...]) -> Actor:
+        """Build an actor with its optimiser; ``arguments`` names those of the policy that the actor takes, too."""
+        own = {name: getattr(self, name) for name in arguments}
+        actor = actor_class(**self._update_features_extractor({**self._actor_kwargs, **own}))
+        actor.optimizer = self._optimizer(actor.parameters(), lr_schedule)
+        return actor
 
     @classmethod
     def load(cls, path: str, device: th.device | str = "auto") -> Self:
@@ -187,7 +197,8 @@ class GenerativePolicy(ActingPolicy):
                 part.noise_seed = seed
 
     def _frozen_copy_of_actor(self) -> Any:
-        return _freeze(self.actor, self.actor_class(**self._update_features_extractor(self._actor_kwargs)))
+        own = {name: getattr(self, name) for name in self.actor_arguments}
+        return _freeze(self.actor, self.actor_class(**self._update_features_extractor({**self._actor_kwargs, **own})))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()

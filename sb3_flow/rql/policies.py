@@ -11,50 +11,14 @@ from torch import nn
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_whole
-from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, Velocity, VelocityNetwork, euler_forward
+from sb3_flow.flow import AverageVelocity, Critic, TanhGELU
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
-from sb3_flow.offline_to_online.actors import GenerativeActor
+from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.values import EnsembleValue
 
 Value = Callable[..., th.Tensor]
 """``value(x, t, frozen=False) -> V_k(s, x, t)`` of shape ``(K, B, 1)``, closed over the observation."""
-
-
-class FlowActor(GenerativeActor):
-    """
-    Flow policy: noise x^0 ~ N(0, I) is carried to an action x^F by ``flow_steps`` Euler steps along u(s, x, t).
-
-    ``GenerativeActor`` describes the other arguments.
-
-    :param flow_steps: Euler steps F
-    """
-
-    def __init__(self, *args: Any, flow_steps: int = 10, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.flow_steps = flow_steps
-        self.velocity_net = VelocityNetwork(self.features_dim, self.chunk_dim, self.net_arch, self.activation_fn)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "flow_steps": self.flow_steps}
-
-    def velocity(self, observation: PyTorchObs, n_candidates: int = 1) -> Velocity:
-        """
-        Close the velocity field over observations.
-
-        :param observation: B observations
-        :param n_candidates: successive rows of x for each observation
-        :return: ``velocity(x, t)``
-        """
-        features = self.extract_features(observation, self.features_extractor)
-        return self.velocity_net.bind(features if n_candidates == 1 else features.repeat_interleave(n_candidates, dim=0))
-
-    def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
-        n_candidates = noise.shape[1]
-        velocity = self.velocity(observation, n_candidates)
-        end = euler_forward(velocity, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1)
-        chunks: th.Tensor = end.unflatten(0, (-1, n_candidates))
-        return chunks
 
 
 class PartialActionValue(EnsembleValue):
@@ -150,16 +114,7 @@ class RQLPolicy(GenerativePolicy):
         return self.actor.act(observation, self.actor.noise(observation, self.exploration_generator)(1))[:, 0]
 
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        velocity = self.actor_ema.velocity(observation, noise.shape[1])
-        points: list[th.Tensor] = []
-
-        def recorded(x: th.Tensor, t: th.Tensor) -> th.Tensor:
-            points.append(x)
-            return velocity(x, t)
-
-        points.append(euler_forward(recorded, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1))
-        times = th.linspace(0, 1, self.flow_steps + 1, device=noise.device)
-        return times, th.stack(points).unflatten(1, noise.shape[:2])
+        return self.actor_ema.path(observation, noise)
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """Give V_k(s, x, t), the values of having refined noise to x by flow time t."""
@@ -182,19 +137,7 @@ class RQLPolicy(GenerativePolicy):
         return critic
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
-        """Average ``flow_steps`` Euler steps from flow time r to t, for points of shape ``(B, n, A)``."""
-        features = self.actor_ema.extract_features(observation, self.actor_ema.features_extractor)
-
-        def average(x: th.Tensor, r: th.Tensor, t: th.Tensor) -> th.Tensor:
-            velocity = self.actor_ema.velocity_net.bind(features.repeat_interleave(x.shape[1], dim=0))
-            start, step = r.flatten(0, 1), ((t - r) / self.flow_steps).flatten(0, 1)
-            end = x.flatten(0, 1)
-            for i in range(self.flow_steps):
-                end = th.addcmul(end, step, velocity(end, th.add(start, step, alpha=i)))
-            average_velocity: th.Tensor = (end.unflatten(0, x.shape[:2]) - x) / (t - r)
-            return average_velocity
-
-        return average
+        return self.actor_ema.average_velocity(observation)
 
 
 MlpPolicy = RQLPolicy

@@ -16,9 +16,10 @@ from sb3_flow.data.table import Sampling
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
 from sb3_flow.offline_to_online.acting import ActingMode
+from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.moving_average import MovingAverage
-from sb3_flow.rql.policies import CnnPolicy, FlowActor, MlpPolicy, MultiInputPolicy, PartialActionValue, RQLPolicy, Value
+from sb3_flow.rql.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, PartialActionValue, RQLPolicy, Value
 
 
 class RQL(OfflineToOnlineAlgorithm):

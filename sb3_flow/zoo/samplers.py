@@ -52,6 +52,22 @@ def sample_fmq_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
     return convert_fmq_params(params)
 
 
+def sample_fql_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """
+    Sample hyperparameters of FQL with the distilled actor: see :func:`sample_rql_params`. ``alpha`` matters most; its range is
+    the one that the reference implementation advises for ``normalize_q_loss``, which makes it independent of the rewards.
+    """
+    params = _off_policy(trial)
+    params["alpha"] = trial.suggest_float("alpha", 0.03, 10.0, log=True)
+    params["q_aggregation"] = trial.suggest_categorical("q_aggregation", ["mean", "min"])
+    return convert_fql_params(params)
+
+
+def convert_fql_params(sampled_params: Params) -> Params:
+    """Turn a trial's record into hyperparameters of FQL: ``alpha`` was tried with ``normalize_q_loss``."""
+    return {**zoo.convert_offpolicy_params(sampled_params), "normalize_q_loss": True}
+
+
 convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params
 
 
@@ -123,6 +139,7 @@ def register() -> None:
     by_algorithm: dict[str, tuple[Any, Any]] = {
         "rql": (sample_rql_params, convert_rql_params),
         "fmq": (sample_fmq_params, convert_fmq_params),
+        "fql": (sample_fql_params, convert_fql_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),

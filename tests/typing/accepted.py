@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from sb3_flow import (
     FMQ,
+    FQL,
     GRPO,
     GSPO,
     PPO,
@@ -93,7 +94,10 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
     )
     FMQ(FlowMapPolicy, env, radius="published", eta=0.3, storage="cpu")
     assert_type(fmq.learn_offline("npz:folder", 10), FMQ)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq]
+    fql = FQL("MlpPolicy", env, actor_type="best_of_n", q_aggregation="min", n_candidates=16, horizon_length=5)
+    FQL("FlowPolicy", env, alpha=3.0, normalize_q_loss=True, acting_mode=None)
+    assert_type(fql.learn_offline(dataset, 10), FQL)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 
