@@ -62,8 +62,8 @@ class FQL(OfflineToOnlineAlgorithm):
     :param flow_steps: F, Euler steps of the flow
     :param alpha: weight of distillation against the critics; the parameter to tune, in the order of the values' scale over the
         actions' (published: 3 to 1000 in OGBench and mazes, QC-FQL: 100; with ``normalize_q_loss`` 0.03 to 10 are advised)
-    :param normalize_q_loss: divide the critics' term of L_actor by the batch mean of |mean_k Q_k|, so that ``alpha`` does not
-        depend on the scale of rewards (the reference implementation of FQL advises this for new tasks, the papers are without)
+    :param normalize_q_loss: divide the critics' term of L_actor by the batch mean of ``|mean_k Q_k|``, so that ``alpha`` does
+        not depend on the scale of rewards (the reference implementation of FQL advises this for new tasks, the papers do not)
     :param q_aggregation: ``"mean"`` or ``"min"`` over the critics in the target and in the choice among samples (published:
         the mean, but the minimum for antmaze-large and antmaze-giant)
     :param n_critics: K (or in ``policy_kwargs``, as SB3 has it)
