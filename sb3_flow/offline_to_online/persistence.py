@@ -26,7 +26,7 @@ from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 
 def unwrapped(policy: Any) -> Any:
-    """:return: the policy inside the wrapper that ``torch.compile`` returns, or else the given policy"""
+    """Return the policy inside the wrapper that ``torch.compile`` returns, or else the given policy."""
     return getattr(policy, "_orig_mod", policy)
 
 
