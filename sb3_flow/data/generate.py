@@ -161,7 +161,7 @@ def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance:
         return
     # spawn: a fork would copy the caller's threads' locks and its CUDA state
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(min(workers, len(todo)), mp_context=context, initializer=start_worker)
     try:
         for future in as_completed([pool.submit(_make_part, plan, *job) for job in todo]):
             future.result()
@@ -173,9 +173,10 @@ def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance:
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
+    """Prepare a worker process: it draws nothing, leaves Ctrl-C to its parent, and ends with its parent."""
     os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and machines without a display warn or fail
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent stops us after the episode at hand
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

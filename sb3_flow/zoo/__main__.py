@@ -6,9 +6,10 @@ rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, fql, flow_ppo, grp
     python -m sb3_flow.zoo record_video --algo flow_ppo --env CartPole-v1 -f logs
     python -m sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --n-trials 50     (train -optimize)
     python -m sb3_flow.zoo plot -a flow_ppo -e CartPole-v1 -f logs                      (the zoo's plot_train)
+    python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2                    (a table of our algorithms)
 
 Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`. `record_video`
-takes `--gym-packages`, too.
+takes `--gym-packages`, too. `bench` is ours: `python -m sb3_flow.zoo bench --help`.
 """
 
 import argparse
@@ -100,7 +101,12 @@ def plot_from_file() -> None:
     _plots().plot_from_file()
 
 
-COMMANDS = {run.__name__: run for run in (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file)}
+def bench() -> None:
+    """Run our bench."""
+    importlib.import_module("sb3_flow.zoo.bench.command").bench()
+
+
+COMMANDS = {run.__name__: run for run in (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file, bench)}
 COMMANDS["plot"] = plot_train
 
 

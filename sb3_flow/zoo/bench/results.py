@@ -1,0 +1,138 @@
+"""The bench's results: a CSV with a row for each run, and the table over them."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.zoo.bench.suites import Plan
+
+Row = dict[str, str]
+
+COLUMNS = ("task", "algorithm", "seed", "offline", "online", "steps", "scores", "rows", "minutes", "version", "plan")
+"""
+``offline`` and ``online`` are the scores at the ends of the phases, ``steps`` and ``scores`` those of all evaluations, ``rows``
+the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed.
+"""
+PHASES = ("offline", "online")
+RESAMPLES = 2_000
+
+
+def read_rows(file: Path) -> list[Row]:
+    """
+    Read the rows of finished runs.
+
+    :param file: the CSV; no rows, if it is not there
+    :raises ValueError: if it is another kind of file
+    """
+    if not file.exists():
+        return []
+    with open(file, newline="") as lines:
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{file} is no result of the bench: its columns are {reader.fieldnames}, not {list(COLUMNS)}.")
+        return list(reader)
+
+
+def add_row(file: Path, row: dict[str, Any]) -> None:
+    """Add a row to the CSV; the file is whole at any time. A row of the same task, algorithm and seed is replaced."""
+    rows = [found for found in read_rows(file) if key_of(found) != (row["task"], row["algorithm"], row["seed"])]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*rows, row])
+    write_atomically(file, "csv", lambda path: Path(path).write_text(text.getvalue()))
+
+
+def key_of(row: Row) -> tuple[str, str, int]:
+    """Task, algorithm and seed of a row."""
+    return row["task"], row["algorithm"], int(row["seed"])
+
+
+def unfinished(todo: Sequence[Plan], rows: Sequence[Row]) -> list[Plan]:
+    """
+    List the runs that have no row yet.
+
+    :raises ValueError: if a row of the same name was made with other settings
+    """
+    found = {key_of(row): row["plan"] for row in rows}
+    for plan in todo:
+        if found.get(plan.key, plan.decided) != plan.decided:
+            raise ValueError(
+                f"The results have a row of {plan.algorithm} on {plan.task}, seed {plan.seed}, which was made with other "
+                f"settings ({found[plan.key]} there, {plan.decided} now): give another --out."
+            )
+    return [plan for plan in todo if plan.key not in found]
+
+
+def scores_of(rows: Sequence[Row], phase: str) -> dict[str, dict[str, dict[int, float]]]:
+    """
+    Sort the scores at the end of a phase.
+
+    :param phase: ``"offline"`` or ``"online"``
+    :return: by algorithm, task and seed
+    """
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for row in rows:
+        if row[phase] != "":
+            found.setdefault(row["algorithm"], {}).setdefault(row["task"], {})[int(row["seed"])] = float(row[phase])
+    return found
+
+
+def common_scores(by_task: dict[str, dict[int, float]], tasks: Sequence[str]) -> np.ndarray:
+    """
+    Take the scores of the seeds that all tasks have.
+
+    :return: shape ``(n_seeds, n_tasks)``; no rows, if a task is missing
+    """
+    seeds = set.intersection(*(set(by_task.get(task, {})) for task in tasks)) if tasks else set()
+    return np.array([[by_task[task][seed] for task in tasks] for seed in sorted(seeds)]).reshape(len(seeds), len(tasks))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """
+    Write the table: a line for each algorithm, with its score on each task (mean over seeds) and over all tasks together
+    (interquartile mean over runs with its stratified 95 % bootstrap interval).
+
+    :param rows: of the CSV
+    """
+    tasks = sorted({row["task"] for row in rows})
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    lines = [f"{len(rows)} runs; score at the end of the offline phase -> of the online phase (a number in brackets: seeds)"]
+    phases = {phase: scores_of(rows, phase) for phase in PHASES}
+    cells = [["", *(short_name(task) for task in tasks), "all tasks, offline", "all tasks, online"]]
+    for algorithm in algorithms:
+        cell = [algorithm]
+        for task in tasks:
+            ends = [list(phases[phase].get(algorithm, {}).get(task, {}).values()) for phase in PHASES]
+            count = max(map(len, ends))
+            cell.append(f"{_mean(ends[0])} -> {_mean(ends[1])} ({count})" if count else "")
+        for phase in PHASES:
+            cell.append(_together(common_scores(phases[phase].get(algorithm, {}), tasks)))
+        cells.append(cell)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = ["-" * width for width in widths]
+    for cell in (cells[0], rule, *cells[1:]):
+        lines.append("| " + " | ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)) + " |")
+    return "\n".join(lines)
+
+
+def short_name(task: str) -> str:
+    """Shorten an environment id for headings."""
+    return task.removesuffix("-v0").replace("-singletask", "").replace("-navigate", "").replace("-play", "")
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.2f}" if values else "-"
+
+
+def _together(scores: np.ndarray) -> str:
+    if len(scores) < 2:
+        return "-"
+    value, low, high = bootstrap_interval(scores, resamples=RESAMPLES)
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"

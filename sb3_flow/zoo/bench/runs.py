@@ -1,0 +1,168 @@
+"""A run of the bench: a task, an algorithm and a seed, trained offline and online and evaluated on the way; resumable."""
+
+import json
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
+
+from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.data import OfflineDataset
+from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.version import __version__
+from sb3_flow.zoo.bench.suites import Plan
+from sb3_flow.zoo.registry import ALGORITHMS
+
+EVALUATION_ENVS = 10
+
+
+@dataclass
+class Progress:
+    """
+    What a checkpoint says besides the model.
+
+    :param steps: of the evaluations, gradient steps offline, and environment steps online counted on from their end
+    :param scores: mean success of the evaluations (mean return without ``is_success``)
+    :param seconds: wall-clock time so far, of training and evaluating
+    """
+
+    steps: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def run(plan: Plan, folder: Path, dataset: str) -> dict[str, Any]:
+    """
+    Make a run, or go on from its last checkpoint, and give its row. Checkpoints are made at evaluations. A run that was killed
+    gives the same row as a run that was not, but for its time.
+
+    :param plan: the run
+    :param folder: of the run's checkpoints
+    :param dataset: location of the data
+    :return: the row, see ``sb3_flow.zoo.bench.results.COLUMNS``
+    """
+    data = OfflineDataset.load(dataset)
+    model, progress, saved = _begin(plan, folder, data)
+    offline_steps = plan.offline_steps if plan.offline else 0
+    evaluations = _environment(plan, min(EVALUATION_ENVS, plan.n_final_episodes), training=False)
+    while True:
+        began = time.monotonic()
+        offline = model.offline_updates < offline_steps
+        done, until = (model.offline_updates, offline_steps) if offline else (model.num_timesteps, plan.online_steps)
+        if done >= until:
+            break
+        steps = min(plan.eval_freq, until - done)
+        np.random.seed((plan.seed, int(offline), done))  # OGBench draws from NumPy's global generator
+        if offline:
+            model.learn_offline(data, steps, log_interval=None)
+        else:
+            env = model.get_env()
+            assert env is not None
+            env.seed(plan.seed + done)
+            model.set_env(env)  # begins an episode, as after a checkpoint
+            model.learn(steps, log_interval=10**9, reset_num_timesteps=False)
+        final = done + steps >= until
+        np.random.seed(plan.seed)
+        score = _evaluate(model, evaluations, plan.n_final_episodes if final else plan.n_eval_episodes)
+        progress.steps.append(done + steps + (0 if offline else offline_steps))
+        progress.scores.append(score)
+        progress.seconds += time.monotonic() - began
+        saved = _save(model, progress, folder, saved)
+    row = _row(plan, progress, offline_steps, len(data))
+    evaluations.close()
+    return row
+
+
+def _row(plan: Plan, progress: Progress, offline_steps: int, rows: int) -> dict[str, Any]:
+    at = dict(zip(progress.steps, progress.scores, strict=True))
+    return {
+        "task": plan.task,
+        "algorithm": plan.algorithm,
+        "seed": plan.seed,
+        "offline": at.get(offline_steps, ""),
+        "online": at[offline_steps + plan.online_steps] if plan.online_steps else "",
+        "steps": " ".join(map(str, progress.steps)),
+        "scores": " ".join(f"{score:g}" for score in progress.scores),
+        "rows": rows,
+        "minutes": round(progress.seconds / 60, 2),
+        "version": __version__,
+        "plan": plan.decided,
+    }
+
+
+def _begin(plan: Plan, folder: Path, data: OfflineDataset) -> tuple[OfflineToOnlineAlgorithm, Progress, Path | None]:
+    """Load the last checkpoint, or make a model."""
+    algorithm: Any = ALGORITHMS[plan.algo]
+    env = _environment(plan, 1, training=True)
+    whole = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    if not whole:
+        model = algorithm(_policy(env), env, seed=plan.seed, device="auto", **plan.settings)
+        progress, saved = Progress(), None
+    else:
+        saved = whole[-1]
+        progress = Progress(**json.loads((saved / "progress.json").read_text()))
+        if isinstance(env, VecNormalize):
+            env = VecNormalize.load(str(saved / "vecnormalize.pkl"), env.venv)
+        model = algorithm.load(saved / "model.zip", env=env)
+        if (saved / "replay_buffer.pkl").exists():
+            model.load_replay_buffer(saved / "replay_buffer.pkl")
+    model.set_logger(configure(None, []))
+    model.set_offline_dataset(data)
+    return model, progress, saved
+
+
+def _save(model: OfflineToOnlineAlgorithm, progress: Progress, folder: Path, before: Path | None) -> Path:
+    """Write a checkpoint, which is there as a whole or not at all, and remove the one before."""
+    final = folder / f"checkpoint-{progress.steps[-1]}"
+    new = folder / f".{final.name}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    model.save(new / "model.zip")
+    if model.num_timesteps > 0:
+        model.save_replay_buffer(new / "replay_buffer.pkl")
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is not None:
+        normalizer.save(str(new / "vecnormalize.pkl"))
+    text = json.dumps(vars(progress))
+    write_atomically(new / "progress.json", "json", lambda path: Path(path).write_text(text))
+    new.rename(final)
+    if before is not None:
+        shutil.rmtree(before)
+    return final
+
+
+def _policy(env: VecEnv) -> str:
+    shape = env.observation_space.shape
+    return "MultiInputPolicy" if shape is None else "CnnPolicy" if len(shape) == 3 else "MlpPolicy"
+
+
+def _environment(plan: Plan, n_envs: int, training: bool) -> VecEnv:
+    env = make_vec_env(plan.task, n_envs=n_envs, seed=plan.seed)
+    return VecNormalize(env, training=training, norm_reward=False) if plan.normalize else env
+
+
+def _evaluate(model: OfflineToOnlineAlgorithm, env: VecEnv, episodes: int) -> float:
+    """Give the mean success of episodes in which the policy draws fresh noise, as papers evaluate; else the mean return."""
+    successes: list[bool] = []
+
+    def note_success(local: dict[str, Any], _: dict[str, Any]) -> None:
+        if local["done"] and "is_success" in local["info"]:
+            successes.append(local["info"]["is_success"])
+
+    if isinstance(env, VecNormalize):
+        sync_envs_normalization(model.get_env(), env)  # type: ignore[arg-type]
+    env.seed(model.seed)
+    with th.random.fork_rng(devices=[]):
+        th.manual_seed(model.seed or 0)
+        returns, _ = evaluate_policy(
+            model, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
+        )
+    return float(np.mean(successes if successes else returns))

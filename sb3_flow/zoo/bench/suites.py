@@ -1,0 +1,211 @@
+"""What the bench runs: the tasks, algorithms, budgets and settings of a suite, which is a YAML file."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sb3_flow.common.checks import check_whole
+from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.zoo.registry import ALGORITHMS, CONFIGS, config_file
+
+Settings = dict[str, Any]
+
+SUITES = CONFIGS / "bench"
+SHARED = ("offline_steps", "online_steps", "eval_freq", "n_eval_episodes", "n_final_episodes", "normalize")
+"""What a plan takes over from its suite."""
+NOT_SETTINGS = ("n_timesteps", "policy", "offline_dataset", "offline_steps", "normalize", "monitor_kwargs")
+"""What a configuration of the zoo says besides arguments of the algorithm; the suite decides it for all algorithms."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    A task of a suite.
+
+    :param dataset: location, see ``OfflineDataset.load``; by default OGBench's dataset of the task
+    :param episodes: made on this machine of the task's dataset, if it is not there; None for as many as were published
+    :param settings: arguments of all algorithms on this task
+    """
+
+    dataset: str | None = None
+    episodes: int | None = None
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """
+    A row of the table.
+
+    :param algo: key of the zoo's algorithms
+    :param offline: whether the algorithm trains on the data before the online phase
+    :param zoo_settings: start from the zoo's configuration of algorithm and task
+    :param settings: its arguments
+    :param tasks: its arguments on single tasks
+    """
+
+    algo: str
+    offline: bool = True
+    zoo_settings: bool = False
+    settings: Settings = field(default_factory=dict)
+    tasks: dict[str, Settings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """
+    Tasks, algorithms, and the budget that all of them share.
+
+    :param tasks: by environment id
+    :param algorithms: by name in the table
+    :param offline_steps: gradient steps on the data
+    :param online_steps: environment steps afterwards
+    :param eval_freq: steps of either phase between two evaluations
+    :param n_eval_episodes: episodes of an evaluation
+    :param n_final_episodes: episodes of the evaluation at the end of a phase, which the table shows
+    :param normalize: whether observations are normalised with the statistics of the data
+    :param settings: arguments of all algorithms
+    """
+
+    tasks: dict[str, Task]
+    algorithms: dict[str, Entry]
+    offline_steps: int
+    online_steps: int
+    eval_freq: int
+    n_eval_episodes: int = 20
+    n_final_episodes: int = 50
+    normalize: bool = True
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides the numbers of a run, see ``Suite`` and ``Entry``."""
+
+    task: str
+    algorithm: str
+    seed: int
+    algo: str
+    dataset: str
+    episodes: int | None
+    offline: bool
+    offline_steps: int
+    online_steps: int
+    eval_freq: int
+    n_eval_episodes: int
+    n_final_episodes: int
+    normalize: bool
+    settings: Settings
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Task, algorithm and seed, which no two rows of a table share."""
+        return self.task, self.algorithm, self.seed
+
+    @property
+    def decided(self) -> str:
+        """Everything but the key, as text, by which a finished run is known again."""
+        rest = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("task", "algorithm", "seed")}
+        return json.dumps(rest, sort_keys=True)
+
+
+def load_suite(name: str | Path) -> Suite:
+    """
+    Read a suite.
+
+    :param name: ``"cpu"``, ``"paper"`` or the path of a YAML file
+    :raises ValueError: if there is no such suite, or the file says something that a suite does not have
+    """
+    known = {path.stem: path for path in sorted(SUITES.glob("*.yml"))}
+    path = known.get(str(name), Path(name))
+    if not path.is_file():
+        raise ValueError(f"--suite {name}: there is no such suite; choose from {', '.join(known)}, or give a YAML file.")
+    content = yaml.safe_load(path.read_text())
+    if not isinstance(content, dict):
+        raise ValueError(f"--suite {name}: {path} must hold a mapping with tasks and algorithms.")
+    content.pop("templates", None)  # for YAML's anchors
+    for part, kind in (("tasks", Task), ("algorithms", Entry)):
+        entries = content.get(part) or {}
+        content[part] = {key: _make(kind, value or {}, f"{path}: {part}: {key}") for key, value in entries.items()}
+    suite: Suite = _make(Suite, content, str(path))
+    check_whole(0, offline_steps=suite.offline_steps, online_steps=suite.online_steps)
+    check_whole(
+        1, eval_freq=suite.eval_freq, n_eval_episodes=suite.n_eval_episodes, n_final_episodes=suite.n_final_episodes
+    )
+    return suite
+
+
+def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
+    fields = {part.name: part for part in dataclasses.fields(kind)}
+    if unknown := set(values) - set(fields):
+        raise ValueError(f"{where}: {', '.join(sorted(unknown))} is unknown; choose from {', '.join(fields)}.")
+    needed = {n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING}
+    if missing := needed - set(values):
+        raise ValueError(f"{where}: {', '.join(sorted(missing))} is missing.")
+    return kind(**values)
+
+
+def plans(
+    suite: Suite,
+    tasks: Iterable[str] | None = None,
+    algorithms: Iterable[str] | None = None,
+    seeds: Iterable[int] = (0, 1),
+    variants: Iterable[Settings] = ({},),
+) -> list[Plan]:
+    """
+    List the runs of a suite: all tasks and algorithms with the first seed, then with the next.
+
+    :param suite: the suite
+    :param tasks: environment ids; default all
+    :param algorithms: names; default all
+    :param seeds: of the runs
+    :param variants: arguments that replace those of the algorithms; their names and values stand in the algorithm's name
+    :raises ValueError: if the suite lacks a task or an algorithm
+    """
+    chosen = list(suite.tasks if tasks is None else tasks), list(suite.algorithms if algorithms is None else algorithms)
+    for what, names, known in zip(("--tasks", "--algos"), chosen, (suite.tasks, suite.algorithms), strict=True):
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"{what} {' '.join(unknown)}: not in the suite; choose from {', '.join(known)}.")
+    every = list(variants)
+    return [
+        _plan(suite, task, algorithm, seed, variant)
+        for seed in seeds
+        for task in chosen[0]
+        for algorithm in chosen[1]
+        for variant in every
+    ]
+
+
+def _plan(suite: Suite, name: str, algorithm: str, seed: int, variant: Settings) -> Plan:
+    task, entry = suite.tasks[name], suite.algorithms[algorithm]
+    kind = ALGORITHMS.get(entry.algo)
+    if kind is None or not issubclass(kind, OfflineToOnlineAlgorithm):
+        known = [key for key, value in ALGORITHMS.items() if issubclass(value, OfflineToOnlineAlgorithm)]
+        raise ValueError(f"algorithms: {algorithm}: algo {entry.algo!r} learns from no data; choose from {', '.join(known)}.")
+    published = _zoo_settings(entry.algo, name) if entry.zoo_settings else {}
+    settings = {**suite.settings, **task.settings, **published, **entry.settings, **entry.tasks.get(name, {}), **variant}
+    label = " ".join([algorithm, *(f"{key}={value}" for key, value in variant.items())])
+    return Plan(
+        task=name,
+        algorithm=label,
+        seed=seed,
+        algo=entry.algo,
+        dataset=task.dataset or f"ogbench:{name}",
+        episodes=task.episodes,
+        offline=entry.offline,
+        settings=settings,
+        **{name: getattr(suite, name) for name in SHARED},
+    )
+
+
+def _zoo_settings(algo: str, task: str) -> Settings:
+    """Take the arguments of the algorithm from the zoo's configuration of a task."""
+    content = yaml.safe_load(config_file(algo).read_text())
+    if task not in content:
+        raise ValueError(f"{config_file(algo).name} has no settings for {task}, which the suite wants (zoo_settings).")
+    return {name: value for name, value in content[task].items() if name not in NOT_SETTINGS}
