@@ -19,9 +19,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -32,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from sb3_flow.common.workers import start_worker
 from sb3_flow.data.episode_files import is_whole, merge, replacing
 from sb3_flow.data.oracles import RECIPES, EpisodeMaker, find_recipe
 
@@ -171,20 +170,6 @@ def _make_parts(plan: _Plan, todo: list[tuple[int, int]], workers: int, advance:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def start_worker() -> None:
-    """Prepare a worker process: it draws nothing, leaves Ctrl-C to its parent, and ends with its parent."""
-    os.environ.setdefault("MUJOCO_GL", "disable")  # nothing is drawn, and machines without a display warn or fail
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def leave_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=leave_with_parent, daemon=True).start()  # a killed parent must not leave workers behind
 
 
 @contextmanager

@@ -3,7 +3,7 @@ Train algorithms on the tasks of a suite, with the same data, networks and numbe
 
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2
     python -m sb3_flow.zoo bench --suite cpu --algos rql --grid alpha=1,3,10 --tasks cube-double-play-singletask-task1-v0
-    python -m sb3_flow.zoo bench --suite cpu --dataset minari:D4RL/door/human-v2 --env AdroitHandDoor-v1
+    python -m sb3_flow.zoo bench --suite cpu --dataset minari:D4RL/door/human-v2 --env gymnasium_robotics:AdroitHandDoor-v1
     python -m sb3_flow.zoo bench --suite cpu --only-table
 
 Results are in the folder --out: results.csv (a row for each finished run), table.md, curves.png, profile_offline.png and
@@ -29,12 +29,12 @@ import torch as th
 import yaml
 
 from sb3_flow.common.checks import check_whole
-from sb3_flow.common.checkpoints import write_atomically
-from sb3_flow.data.generate import generate, start_worker
+from sb3_flow.common.workers import start_worker
+from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
 from sb3_flow.data.oracles import RECIPES
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
-from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows, table, unfinished
+from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows, table, unfinished, write_text
 from sb3_flow.zoo.bench.runs import run
 from sb3_flow.zoo.bench.suites import Plan, Settings, Suite, Task, load_suite, plans
 
@@ -70,7 +70,7 @@ def bench(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m sb3_flow.zoo bench", description=__doc__, formatter_class=form)
-    parser.add_argument("--suite", default="cpu", help="cpu, paper, or a YAML file like zoo_configs/bench/cpu.yml (default: cpu)")
+    parser.add_argument("--suite", default="cpu", help="cpu, paper, or a YAML file (default: cpu)")
     parser.add_argument("--tasks", nargs="+", help="tasks of the suite (default: all)")
     parser.add_argument("--algos", nargs="+", help="algorithms of the suite (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="(default: 0 1)")
@@ -151,8 +151,8 @@ def _rows(jobs: Sequence[tuple[Plan, Path, str]], workers: int) -> Iterator[tupl
     futures = {pool.submit(run, *job): job[0] for job in jobs}
     try:
         for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], future.result() if error is None else error
+            failure = future.exception()
+            yield futures[future], future.result() if failure is None else failure
     except BaseException:
         # workers end with this process; what they have not saved is made again
         print("stopped; the same command goes on", file=sys.stderr, flush=True)
@@ -178,7 +178,7 @@ def _report(out: Path, file: Path) -> None:
         return
     text = table(rows)
     print(text)
-    write_atomically(out / "table.md", "md", lambda path: Path(path).write_text(text + "\n"))
+    write_text(out / "table.md", text + "\n")
     draw_curves(rows, out / "curves.png")
     for phase in PHASES:
         draw_profile(rows, out / f"profile_{phase}.png", phase)

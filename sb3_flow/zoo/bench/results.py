@@ -16,8 +16,8 @@ Row = dict[str, str]
 
 COLUMNS = ("task", "algorithm", "seed", "offline", "online", "steps", "scores", "rows", "minutes", "version", "plan")
 """
-``offline`` and ``online`` are the scores at the ends of the phases, ``steps`` and ``scores`` those of all evaluations, ``rows``
-the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed.
+``offline`` and ``online`` are the scores at the ends of the phases, ``steps`` and ``scores`` those of all evaluations,
+``rows`` is the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed.
 """
 PHASES = ("offline", "online")
 RESAMPLES = 2_000
@@ -46,7 +46,16 @@ def add_row(file: Path, row: dict[str, Any]) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows([*rows, row])
-    write_atomically(file, "csv", lambda path: Path(path).write_text(text.getvalue()))
+    write_text(file, text.getvalue())
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that is whole at any time."""
+
+    def write(path: str) -> None:
+        Path(path).write_text(text)
+
+    write_atomically(file, file.suffix[1:], write)
 
 
 def key_of(row: Row) -> tuple[str, str, int]:

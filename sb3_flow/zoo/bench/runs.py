@@ -14,7 +14,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
-from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.data import OfflineDataset
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.version import __version__
@@ -131,8 +130,7 @@ def _save(model: OfflineToOnlineAlgorithm, progress: Progress, folder: Path, bef
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
         normalizer.save(str(new / "vecnormalize.pkl"))
-    text = json.dumps(vars(progress))
-    write_atomically(new / "progress.json", "json", lambda path: Path(path).write_text(text))
+    (new / "progress.json").write_text(json.dumps(vars(progress)))
     new.rename(final)
     if before is not None:
         shutil.rmtree(before)

@@ -134,9 +134,7 @@ def load_suite(name: str | Path) -> Suite:
         content[part] = {key: _make(kind, value or {}, f"{path}: {part}: {key}") for key, value in entries.items()}
     suite: Suite = _make(Suite, content, str(path))
     check_whole(0, offline_steps=suite.offline_steps, online_steps=suite.online_steps)
-    check_whole(
-        1, eval_freq=suite.eval_freq, n_eval_episodes=suite.n_eval_episodes, n_final_episodes=suite.n_final_episodes
-    )
+    check_whole(1, eval_freq=suite.eval_freq, n_eval_episodes=suite.n_eval_episodes, n_final_episodes=suite.n_final_episodes)
     return suite
 
 
@@ -167,25 +165,29 @@ def plans(
     :param variants: arguments that replace those of the algorithms; their names and values stand in the algorithm's name
     :raises ValueError: if the suite lacks a task or an algorithm
     """
-    chosen = list(suite.tasks if tasks is None else tasks), list(suite.algorithms if algorithms is None else algorithms)
-    for what, names, known in zip(("--tasks", "--algos"), chosen, (suite.tasks, suite.algorithms), strict=True):
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"{what} {' '.join(unknown)}: not in the suite; choose from {', '.join(known)}.")
+    chosen_tasks = _chosen("--tasks", tasks, list(suite.tasks))
+    chosen_algorithms = _chosen("--algos", algorithms, list(suite.algorithms))
     every = list(variants)
     return [
         _plan(suite, task, algorithm, seed, variant)
         for seed in seeds
-        for task in chosen[0]
-        for algorithm in chosen[1]
+        for task in chosen_tasks
+        for algorithm in chosen_algorithms
         for variant in every
     ]
 
 
+def _chosen(argument: str, names: Iterable[str] | None, known: list[str]) -> list[str]:
+    chosen = known if names is None else list(names)
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"{argument} {' '.join(unknown)}: not in the suite; choose from {', '.join(known)}.")
+    return chosen
+
+
 def _plan(suite: Suite, name: str, algorithm: str, seed: int, variant: Settings) -> Plan:
     task, entry = suite.tasks[name], suite.algorithms[algorithm]
-    kind = ALGORITHMS.get(entry.algo)
-    if kind is None or not issubclass(kind, OfflineToOnlineAlgorithm):
-        known = [key for key, value in ALGORITHMS.items() if issubclass(value, OfflineToOnlineAlgorithm)]
+    known = [key for key, value in ALGORITHMS.items() if issubclass(value, OfflineToOnlineAlgorithm)]
+    if entry.algo not in known:
         raise ValueError(f"algorithms: {algorithm}: algo {entry.algo!r} learns from no data; choose from {', '.join(known)}.")
     published = _zoo_settings(entry.algo, name) if entry.zoo_settings else {}
     settings = {**suite.settings, **task.settings, **published, **entry.settings, **entry.tasks.get(name, {}), **variant}
