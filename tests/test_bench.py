@@ -17,7 +17,7 @@ from gymnasium import spaces
 from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import interquartile_mean
 from sb3_flow.zoo import ALGORITHMS
-from sb3_flow.zoo.bench import command, runs
+from sb3_flow.zoo.bench import command, training
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import COLUMNS, add_row, read_rows, table, unfinished
 from sb3_flow.zoo.bench.suites import SUITES, load_suite, plans
@@ -77,8 +77,8 @@ def without_times(rows):
 def test_a_run_that_was_stopped_gives_the_same_row(tmp_path, suite, data, monkeypatch, offline):
     path = suite(offline_steps=40, eval_freq=20, algorithms={"fql": {"algo": "fql", "offline": offline}})
     (plan,) = plans(load_suite(path), seeds=[3])
-    whole = runs.run(plan, tmp_path / "whole", data)
-    save, saves = runs._save, []
+    whole = training.run(plan, tmp_path / "whole", data)
+    save, saves = training._save, []
 
     def stopped(*arguments):
         saves.append(save(*arguments))
@@ -86,11 +86,11 @@ def test_a_run_that_was_stopped_gives_the_same_row(tmp_path, suite, data, monkey
             raise KeyboardInterrupt
         return saves[-1]
 
-    monkeypatch.setattr(runs, "_save", stopped)
+    monkeypatch.setattr(training, "_save", stopped)
     row = None
     while row is None:
         try:
-            row = runs.run(plan, tmp_path / "stopped", data)
+            row = training.run(plan, tmp_path / "stopped", data)
         except KeyboardInterrupt:
             pass
     assert len(saves) == (5 if offline else 3)
@@ -144,7 +144,7 @@ def test_a_killed_bench_goes_on_and_leaves_no_process(tmp_path, suite, data):
     assert not (out / "results.csv").exists()
     for checkpoint in out.glob("runs/*/*/*/checkpoint-*"):  # the rest would take long; a run begins where it was
         (plan,) = plans(load_suite(path), algorithms=[checkpoint.parent.parent.name], seeds=[0])
-        _, progress, _ = runs._begin(plan, checkpoint.parent, OfflineDataset.load(plan.dataset))
+        _, progress, _ = training._begin(plan, checkpoint.parent, OfflineDataset.load(plan.dataset))
         assert checkpoint.name == f"checkpoint-{progress.steps[-1]}"
 
 

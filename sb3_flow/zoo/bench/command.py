@@ -35,8 +35,8 @@ from sb3_flow.data.ogbench import single_task
 from sb3_flow.data.oracles import RECIPES
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows, table, unfinished, write_text
-from sb3_flow.zoo.bench.runs import run
 from sb3_flow.zoo.bench.suites import Plan, Settings, Suite, Task, load_suite, plans
+from sb3_flow.zoo.bench.training import run
 
 
 def bench(arguments: Sequence[str] | None = None) -> None:
