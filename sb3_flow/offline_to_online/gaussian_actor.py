@@ -66,7 +66,7 @@ class GaussianActor(GenerativeActor):
         self, observation: PyTorchObs, noise: th.Tensor, condition: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor]:
         """
-        Turn noise into actions with their log-probabilities (arXiv 1812.05905, Appendix C); gradients reach the network.
+        Turn noise into actions with their log-probabilities; gradients reach the network.
 
         :param observation: B observations
         :param noise: z, n for each of them, shape ``(B, n, A)``
@@ -75,9 +75,28 @@ class GaussianActor(GenerativeActor):
         """
         mean, log_std = self.gaussian(observation, condition)
         u = mean + log_std.exp() * noise
-        log_gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
-        return th.tanh(u), (log_gaussian - log_slope).sum(dim=-1)
+        return th.tanh(u), _log_density(noise, u, log_std)
+
+    def log_prob(self, observation: PyTorchObs, actions: th.Tensor, condition: th.Tensor | None = None) -> th.Tensor:
+        """
+        Compute log-probabilities of given actions; gradients reach the network.
+
+        :param observation: B observations
+        :param actions: inside (-1, 1), n for each observation, shape ``(B, n, A)``
+        :param condition: shape ``(B, n, condition_dim)``
+        :return: shape ``(B, n)``
+        """
+        mean, log_std = self.gaussian(observation, condition)
+        u = th.atanh(actions)
+        return _log_density((u - mean) / log_std.exp(), u, log_std)
+
+
+def _log_density(z: th.Tensor, u: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+    """Give log-probabilities of the actions tanh(u), where u is mean + std z (arXiv 1812.05905, Appendix C)."""
+    log_gaussian = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
+    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
+    density: th.Tensor = (log_gaussian - log_slope).sum(dim=-1)
+    return density
 
 
 class EntropyCoefficient(nn.Module):
