@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from network_references import as_float64, mlp_np
+from network_references import as_float64, gaussian_np, log_density_np
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
@@ -43,18 +43,11 @@ def draws():
 
 def reference(actor, s, z, condition=None):
     """:return: actions and log-probabilities in float64"""
-    weights, actions, log_probs = as_float64(actor), np.empty(z.shape), np.empty(z.shape[:2])
-    for b in range(len(z)):
-        for i in range(z.shape[1]):
-            inputs = s[b] if condition is None else np.concatenate([s[b], condition[b, i]])
-            outputs = mlp_np(weights, inputs[None], 0 * inputs[None], "network.")[0][0]
-            mean, log_std = outputs[:A], np.clip(outputs[A:], -20, 2)
-            u = mean + np.exp(log_std) * z[b, i]
-            actions[b, i] = np.tanh(u)
-            normal = -0.5 * ((u - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
-            # log(1 - tanh(u)^2) = log(4 / (e^u + e^-u)^2)
-            log_probs[b, i] = (normal - np.log(4) + 2 * np.logaddexp(u, -u)).sum()
-    return actions, log_probs
+    weights, n = as_float64(actor), z.shape[1]
+    inputs = s.repeat(n, 0) if condition is None else np.concatenate([s.repeat(n, 0), condition.reshape(-1, C)], axis=1)
+    mean, log_std = gaussian_np(weights, inputs)
+    u = mean + np.exp(log_std) * z.reshape(-1, A)
+    return np.tanh(u).reshape(z.shape), log_density_np(mean, log_std, u).reshape(-1, n)
 
 
 # ------------------------------------------------------------------ the actor
@@ -71,6 +64,12 @@ def test_samples_equal_the_transcription(conditioned, draws):
     np.testing.assert_allclose(actions.detach(), expected[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(log_prob.detach(), expected[1], rtol=1e-5, atol=1e-5)
     th.testing.assert_close(actor.act(draws["s"], draws["z"], condition), actions)
+    given = actions.detach().clamp(-0.999, 0.999)
+    mean, log_std = (
+        part.expand(-1, N, -1).double().flatten(0, 1).detach().numpy() for part in actor.gaussian(draws["s"], condition)
+    )
+    expected = log_density_np(mean, log_std, np.arctanh(given.double().numpy()).reshape(-1, A))
+    np.testing.assert_allclose(actor.log_prob(draws["s"], given, condition).detach().flatten(), expected, rtol=1e-4, atol=1e-3)
 
 
 def in_float64(actor):

@@ -62,6 +62,11 @@ class GaussianActor(GenerativeActor):
         mean, log_std = self.gaussian(observation, condition)
         return th.tanh(mean + log_std.exp() * noise)
 
+    def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        """Decide chunks: the mode if ``deterministic``, as SAC's actor does, otherwise samples."""
+        noise = self.noise(observation, self.generator)(1)
+        return self.act(observation, th.zeros_like(noise) if deterministic else noise)[:, 0]
+
     def sample(
         self, observation: PyTorchObs, noise: th.Tensor, condition: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor]:

@@ -211,9 +211,14 @@ class RLPD(OfflineToOnlineAlgorithm):
         return metrics
 
     @property
-    def log_ent_coef(self) -> th.Tensor:
-        """Logarithm of the learned coefficient alpha, as SB3's SAC has it."""
-        return self.entropy_coefficient.log_ent_coef
+    def log_ent_coef(self) -> th.Tensor | None:
+        """Logarithm of alpha while it is learned, otherwise None, as in SB3's SAC."""
+        return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
+
+    @property
+    def ent_coef_tensor(self) -> th.Tensor:
+        """The present alpha; SB3's SAC has this only while alpha is constant."""
+        return self.entropy_coefficient.forward()
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
