@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.replay import ACTION_MARGIN, Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.losses import pessimistic_mean
 from sb3_flow.offline_to_online.acting import ActingMode
@@ -19,9 +19,6 @@ from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.gaussian_actor import EntropyCoefficient, GaussianActor, check_entropy
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.rlpd.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, RLPDPolicy
-
-ACTION_LIMIT = 1 - 1e-5
-"""Imitated actions are clipped to this size, for tanh reaches 1 nowhere."""
 
 
 class RLPD(OfflineToOnlineAlgorithm):
@@ -183,7 +180,8 @@ class RLPD(OfflineToOnlineAlgorithm):
 
     def bc_loss(self, batch: ChunkSamples) -> th.Tensor:
         """Compute -log pi(a | s) of the batch's whole windows, scalar."""
-        actions = batch.actions.clamp(-ACTION_LIMIT, ACTION_LIMIT).unsqueeze(1)
+        limit = 1 - ACTION_MARGIN  # tanh reaches 1 nowhere
+        actions = batch.actions.clamp(-limit, limit).unsqueeze(1)
         return -(batch.valid * self.actor.log_prob(batch.observations, actions)).mean()
 
     def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
