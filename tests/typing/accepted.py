@@ -18,6 +18,7 @@ from sb3_flow import (
     GRPO,
     GSPO,
     PPO,
+    RLPD,
     RQL,
     AsyncPPO,
     FlowMapPolicy,
@@ -97,7 +98,11 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
     fql = FQL("MlpPolicy", env, actor_type="best_of_n", q_aggregation="min", n_candidates=16, horizon_length=5)
     FQL("FlowPolicy", env, alpha=3.0, normalize_q_loss=True, acting_mode=None)
     assert_type(fql.learn_offline(dataset, 10), FQL)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql]
+    rlpd = RLPD(
+        "MlpPolicy", env, ent_coef="auto_0.1", target_entropy=-1.0, rho=0.5, backup_entropy=False, offline_dataset=dataset
+    )
+    assert_type(rlpd.learn(10), RLPD)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 
