@@ -48,12 +48,12 @@ class DSRL(OfflineToOnlineAlgorithm):
         L_actor = alpha log pi(w | s) - mean_k Q^z_k(s, b w),   w ~ pi(s)                                      (4)
 
     The paper steers a policy that was trained before; ``decoder`` gives one: then mu is frozen, and there is no L_flow.
-    Without it the flow is trained beside everything else, as in the implementation that offline-to-online results are published
-    for (github.com/ColinQiyangLi/qam, agents/dsrl.py), which DSRL follows wherever it and the paper's own code
-    (github.com/ajwagen/dsrl) differ. Targets have no entropy bonus, and the pessimistic mean of 10 critics in place of the
-    minimum of 2. The target of the entropy is -A / 2, not -A, for noise of A numbers. A gradient step is one step of all
-    networks. In windows that reach beyond their trajectory L_flow and the loss of the critics leave out the whole window;
-    L_latent and L_actor compare no logged actions and leave out nothing.
+    Without it the flow is trained beside everything else, as in the implementation whose offline-to-online results are
+    published (github.com/ColinQiyangLi/qam, agents/dsrl.py), which DSRL follows wherever it and the paper's own code
+    (github.com/ajwagen/dsrl) differ: targets have no entropy bonus, and the pessimistic mean of 10 critics in place of the
+    minimum of 2; the entropy's target is -A / 2, not -A; a gradient step is one step of every network. In windows that reach
+    beyond their trajectory L_flow and the critics' loss leave out the whole window; L_latent and L_actor, which compare no
+    logged actions, leave out nothing.
 
     ``OfflineToOnlineAlgorithm`` describes the other arguments.
 
@@ -255,8 +255,7 @@ class DSRL(OfflineToOnlineAlgorithm):
         check_entropy(self.ent_coef, self.target_entropy)
         if self.random_streams is not None and not isinstance(self.decoder, FlowRecipe | None):
             raise ValueError(
-                "`decoder` was given to `load`, but a saved model brings its own flow: make a new model with `decoder`, or load "
-                "without it."
+                "`decoder` was given to `load`, but a saved model brings its own flow: make a new model with it, or load without."
             )
         given = None if self.decoder is None else "the flow is the one of `decoder`"
         learned = None if isinstance(self.ent_coef, str) else f"`ent_coef` is {self.ent_coef}, and not learned"

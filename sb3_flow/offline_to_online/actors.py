@@ -114,7 +114,7 @@ class GenerativeActor(ChunkedPolicy):
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: flow times from 0 to 1, shape ``(T,)``, and points, shape ``(T, B, n, A)``; the last ones are actions in [-1, 1]
+        :return: flow times from 0 to 1, shape ``(T,)``, and points, shape ``(T, B, n, A)``, of which the last are actions
         """
         return th.linspace(0, 1, 2, device=noise.device), th.stack([noise, self.act(observation, noise)])
 
@@ -188,7 +188,8 @@ class FlowActor(GenerativeActor):
         """Compute x_t + (1 - t) u(s, x_t, t), see :meth:`GenerativeActor.heads_for`."""
         rows, n = points.flatten(0, 1), points.shape[1]
         u = self.velocity(observation, n)(rows, time.expand(len(rows), 1)).unflatten(0, (-1, n))
-        return (points + (1 - time) * u).clamp(-1, 1)
+        actions: th.Tensor = (points + (1 - time) * u).clamp(-1, 1)
+        return actions
 
     def average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         """

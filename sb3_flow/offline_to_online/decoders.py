@@ -62,7 +62,7 @@ def take_flow(decoder: Decoder | FlowRecipe, target: Any) -> tuple[GenerativeAct
 def _check_class(found: type) -> None:
     if not issubclass(found, GenerativePolicy):
         raise TypeError(
-            "`decoder` must be a model or a policy of sb3_flow whose actor turns noise into actions (RQL, FMQ, FQL, "
+            "`decoder` must be a model or a policy of sb3_flow whose actor turns noise into actions (RQL, FMQ, FQL, DSRL, "
             f"FlowMapPolicy and others), or a file with either, but a {found.__name__} was given."
         )
 
@@ -126,7 +126,7 @@ def _read_model(path: Path) -> Any:
     return _loaded(policy_class, {**shared, **data["policy_kwargs"]}, parameters["policy"])
 
 
-def _loaded(policy_class: Any, arguments: dict[str, Any], weights: dict[str, th.Tensor]) -> Any:
+def _loaded(policy_class: Any, arguments: dict[str, Any], weights: Any) -> Any:
     _check_class(policy_class)
     translate(arguments)
     policy = _recipe(policy_class, arguments).build_policy()
