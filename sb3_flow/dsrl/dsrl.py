@@ -247,6 +247,11 @@ class DSRL(OfflineToOnlineAlgorithm):
         self.descend(loss + flow_loss, (self._flow_average, self.tau))
         return {**metrics, "flow_loss": flow_loss}
 
+    @property
+    def log_ent_coef(self) -> th.Tensor | None:
+        """Logarithm of alpha while it is learned, otherwise None, as in SB3's SAC."""
+        return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
+
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
@@ -254,9 +259,7 @@ class DSRL(OfflineToOnlineAlgorithm):
         check_number(rho=self.rho)
         check_entropy(self.ent_coef, self.target_entropy)
         if self.random_streams is not None and not isinstance(self.decoder, FlowRecipe | None):
-            raise ValueError(
-                "`decoder` was given to `load`, but a saved model brings its own flow: make a new model with it, or load without."
-            )
+            raise ValueError("`decoder` was given to `load`, but a saved model has its flow: make a new model with `decoder`.")
         given = None if self.decoder is None else "the flow is the one of `decoder`"
         learned = None if isinstance(self.ent_coef, str) else f"`ent_coef` is {self.ent_coef}, and not learned"
         warn_without_effect(self, flow_steps=given, target_entropy=learned)
