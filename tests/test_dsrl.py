@@ -257,8 +257,8 @@ def test_the_update_repeats(dataset):
 
 def test_steering_finds_better_actions_of_the_flow(dataset):
     """The noise of the actor means better actions to the critics than Gaussian noise does; and alpha follows the entropy."""
-    model = build(policy_kwargs={"net_arch": [64, 64]}, learning_rate=3e-3, gamma=0.9, rho=0.0, tau=0.05, batch_size=64)
-    model.learn_offline(dataset, 300)
+    model = build(policy_kwargs={"net_arch": [32, 32]}, learning_rate=3e-3, gamma=0.9, rho=0.0, tau=0.05, batch_size=64)
+    model.learn_offline(dataset, 150)
     batch = model._sample_windows(256)
     noise = th.randn(256, 1, 2, generator=th.Generator().manual_seed(0))
     with th.no_grad():

@@ -242,3 +242,27 @@ def test_the_entries_of_q_chunking_are_its_references(domain):
         names = ("actor_type", "n_candidates", "horizon_length", "learning_starts", "gamma", "q_aggregation")
         assert tuple(entry[name] for name in names) == ("best_of_n", 32, 5, 5000, 0.99, "mean")
         assert entry["offline_steps"] == entry["n_timesteps"] == 1_000_000
+
+
+# Commands of the reference implementation: noise_scale, discount, horizon, pessimism
+DSRL_TABLE = {
+    "cube-double-play": (1.0, 0.99, 5, 0.5),
+    "cube-triple-play": (1.4, 0.99, 5, 0.5),
+    "cube-quadruple-play": (1.4, 0.99, 5, 0.5),
+    "scene-play-sparse": (0.4, 0.99, 5, 0.5),
+    "puzzle-3x3-play-sparse": (1.0, 0.99, 5, 0.5),
+    "puzzle-4x4-play-sparse": (1.0, 0.99, 5, 0.5),
+    "antmaze-large-navigate": (0.8, 0.99, 1, 0.5),
+    "antmaze-giant-navigate": (1.2, 0.995, 1, 0.5),
+    "humanoidmaze-medium-navigate": (0.6, 0.995, 1, 0.0),
+    "humanoidmaze-large-navigate": (0.8, 0.995, 1, 0.0),
+}
+
+
+@pytest.mark.parametrize("domain", DSRL_TABLE)
+def test_the_entries_of_dsrl_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["dsrl"][f"{domain}-singletask-task{task}-v0"]
+        names = ("noise_scale", "gamma", "horizon_length", "rho")
+        assert tuple(entry[name] for name in names) == DSRL_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5_000)

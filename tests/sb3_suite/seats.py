@@ -38,6 +38,7 @@ SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
     "FQL": sb3("SAC", "FQL", alpha=0.3),
+    "DSRL": sb3("SAC", "DSRL", n_critics=2, noise_scale=2.0, flow_steps=5),
     "PPO": sb3("PPO", "PPO"),
     "PPO-torch": sb3("PPO", "PPO", backend="torch"),
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace", backend="torch"),
