@@ -93,7 +93,7 @@ def test_bad_arguments(arguments, message):
 # ----------------------------------------------------------------- EvalCallback
 
 
-MODES = {RQL: ("zero", "best_of_n"), FMQ: ("best_of_n", "sample"), FQL: ("sample", "zero"), DSRL: ("sample", "zero")}
+MODES = {RQL: ("zero", "best_of_n"), FMQ: ("best_of_n", "sample"), FQL: ("sample", "zero"), DSRL: ("best_of_n", "zero")}
 
 
 @pytest.mark.parametrize(("algorithm", "modes"), MODES.items())

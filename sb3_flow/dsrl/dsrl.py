@@ -252,6 +252,11 @@ class DSRL(OfflineToOnlineAlgorithm):
         """Logarithm of alpha while it is learned, otherwise None, as in SB3's SAC."""
         return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
 
+    @property
+    def ent_coef_tensor(self) -> th.Tensor:
+        """The present alpha; SB3's SAC has this only while alpha is constant."""
+        return self.entropy_coefficient()
+
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
