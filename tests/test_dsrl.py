@@ -99,7 +99,7 @@ def test_exploration_takes_the_best_of_n(monkeypatch):
         assert counts == [n]
 
 
-def test_modes_that_there_are_not():
+def test_modes_that_there_are_not(tmp_path):
     with pytest.raises(ValueError, match='`acting_mode="qgbs"` searches along a flow from Gaussian noise'):
         build(acting_mode="qgbs")
     model = build()
@@ -108,6 +108,8 @@ def test_modes_that_there_are_not():
     assert model.acting_mode == model.policy.acting_mode == "sample"
     assert model.policy.acting_modes == ("sample", "zero")
     assert build(n_candidates=2).policy.acting_modes == ("sample", "zero", "best_of_n")
+    model.save(tmp_path / "model")
+    assert DSRL.load(tmp_path / "model", n_candidates=8, acting_mode="best_of_n").policy.network_evaluations["critic"] == 8
 
 
 # ----------------------------------------------------------------- the decoder

@@ -255,7 +255,8 @@ class DSRL(OfflineToOnlineAlgorithm):
     @property
     def ent_coef_tensor(self) -> th.Tensor:
         """The present alpha; SB3's SAC has this only while alpha is constant."""
-        return self.entropy_coefficient()
+        alpha: th.Tensor = self.entropy_coefficient()
+        return alpha
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
