@@ -34,8 +34,8 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 # RQL's critics and FMQ's candidates: few for the time they take; not 8 candidates, where the outcome of test_gae.py depends on
 # the CPU's rounding. FQL's alpha, the weight of staying near the data: there are none in SB3's tests, but random actions, and
 # with the published 10 the actor of test_identity.py stays too near to them (46 of 100 after 300 updates, 90 are wanted).
-# DSRL's few critics and steps: for the time they take. Its bound of the noise: the actions of a flow that clones random actions
-# are to reach their bounds. Its entropy coefficient: from 1 it does not fall far in 300 updates (51 of 100).
+# DSRL's few critics and steps: for the time they take. Its bound of the noise: a flow that clones random actions is to reach
+# the bounds of actions. Its entropy coefficient: from 1 it does not fall far in 300 updates (51 of 100).
 SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
