@@ -4,6 +4,7 @@ from sb3_flow.version import __version__  # first, since it checks what the rest
 
 # isort: split
 from sb3_flow.data import OfflineDataset
+from sb3_flow.dsrl import DSRL
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
@@ -12,6 +13,7 @@ from sb3_flow.rlpd import RLPD
 from sb3_flow.rql import RQL
 
 __all__ = [
+    "DSRL",
     "FMQ",
     "FQL",
     "GRPO",

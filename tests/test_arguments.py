@@ -21,6 +21,7 @@ from tasks import PointEnv, collect
 from torch import nn
 
 from sb3_flow import (
+    DSRL,
     FMQ,
     FQL,
     GRPO,
@@ -259,6 +260,21 @@ GAUSSIAN = OFF_POLICY | {
     "n_candidates": Case(5, acting_mode="best_of_n"),
     "acting_mode": Case("best_of_n"),
 }
+STEERED = OFF_POLICY | {
+    "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),
+    "optimize_memory_usage": Refused(True),
+    "sampling": Case("trajectory"),
+    "execution_horizon": Case(1, horizon_length=2),
+    "noise_scale": Case(0.5),
+    "flow_steps": Case(3),
+    "decoder": Case("flow.zip", flow_steps=10),
+    "rho": Case(0.0),
+    "ent_coef": Case(0.1),
+    "target_entropy": Case("auto"),
+    "n_critics": Case(3),
+    "n_candidates": Case(5),
+    "acting_mode": Case("zero"),
+}
 POLICY = {
     "lr_schedule": Case(lambda _: 0.1),
     "horizon_length": Case(2),
@@ -296,6 +312,7 @@ CASES: dict[type, dict[str, Any]] = {
     FMQ: FLOW_MAP,
     FQL: CLONED_FLOW,
     RLPD: GAUSSIAN,
+    DSRL: STEERED,
     FlowMapPolicy: POLICY,
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
@@ -308,7 +325,7 @@ IDLE: dict[type, dict[str, str]] = {
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(("mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
-    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD)},
+    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL)},
     FlowMapPolicy: {},
 }
 
@@ -359,6 +376,8 @@ def off_policy(called: type, given: dict[str, Any]) -> Any:
     small |= {"learning_starts": 3, "offline_dataset": data(), "offline_steps": 2, "backend": "torch", "device": "cpu"}
     if "offline_dataset" in given and given["offline_dataset"] is None:
         small["offline_steps"] = 0
+    if "decoder" in given:
+        FQL("MlpPolicy", PointEnv(), policy_kwargs={"net_arch": [4]}, seed=9).save(given["decoder"])
     policy = given.pop("policy", "MlpPolicy")
     model = called(policy, PointEnv(length=8), **small | given)
     return model.learn(14) if hasattr(model, "policy") else model
@@ -381,7 +400,7 @@ def observed(called: type, folder: Any, capsys: Any, given: dict[str, Any]) -> d
     if called is FlowMapPolicy:
         model = policy = policy_alone(given)
     else:
-        model = off_policy(called, given) if called in (RQL, FMQ, FQL, RLPD) else on_policy(called, folder, given)
+        model = off_policy(called, given) if called in (RQL, FMQ, FQL, RLPD, DSRL) else on_policy(called, folder, given)
         policy = getattr(model, "policy", None)
     if policy is None:
         return {"built": b""}

@@ -13,8 +13,9 @@ from manual import BLOCKS, PAGES, ROOT
 from stable_baselines3 import SAC
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_flow import FMQ, FQL, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 from sb3_flow.common.checks import arguments_of
+from sb3_flow.dsrl import MlpPolicy as DSRLPolicy
 from sb3_flow.fmq import MlpPolicy as FMQPolicy
 from sb3_flow.fql import MlpPolicy as FQLPolicy
 from sb3_flow.rlpd import MlpPolicy as RLPDPolicy
@@ -100,8 +101,8 @@ def test_the_host_builds_the_manual_with_extras_that_exist():
     assert (ROOT / configuration).is_file()
 
 
-PAIRS = [(SAC, ours) for ours in (RQL, FMQ, FQL, RLPD)]
-PAIRS += [(SACPolicy, ours) for ours in (RQLPolicy, FMQPolicy, FQLPolicy, RLPDPolicy)]
+PAIRS = [(SAC, ours) for ours in (RQL, FMQ, FQL, DSRL, RLPD)]
+PAIRS += [(SACPolicy, ours) for ours in (RQLPolicy, FMQPolicy, FQLPolicy, DSRLPolicy, RLPDPolicy)]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)

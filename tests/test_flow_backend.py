@@ -1,4 +1,4 @@
-"""``backend`` of RQL, FMQ, FQL, RLPD and their policies: what it chooses, says, saves and refuses."""
+"""``backend`` of RQL, FMQ, FQL, RLPD, DSRL and their policies: what it chooses, says, saves and refuses."""
 
 import os
 import subprocess
@@ -9,8 +9,9 @@ import pytest
 import torch as th
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 from sb3_flow.common import backends
+from sb3_flow.dsrl.policies import DSRLPolicy
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, GaussianNetwork, OneStepNetwork, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
 from sb3_flow.fql.policies import FQLPolicy
@@ -31,7 +32,7 @@ def fresh(monkeypatch):
         monkeypatch.setattr(flow_backend, name, 0)
 
 
-@pytest.fixture(params=[RQL, FMQ, FQL, RLPD])
+@pytest.fixture(params=[RQL, FMQ, FQL, RLPD, DSRL])
 def algorithm(request):
     return request.param
 
@@ -62,7 +63,8 @@ def test_a_backend_computes_all_networks(algorithm, backend, launches):
     model.predict(np.zeros((3, 2), np.float32))
     assert bool(launches) == (backend == "native")
     n_networks = 3 if algorithm is RLPD else 4
-    assert [network.native for network in compiled_networks(model.policy)] == [backend == "native"] * n_networks
+    networks = compiled_networks(model.policy)
+    assert [network.native for network in networks] == [backend == "native"] * (6 if algorithm is DSRL else n_networks)
 
 
 def test_both_backends_agree(algorithm):
@@ -145,7 +147,7 @@ def test_native_is_refused_where_no_network_is_covered(algorithm):
         build(algorithm, backend="native", policy_kwargs={"activation_fn": th.nn.ReLU})
 
 
-@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, RLPDPolicy])
+@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, RLPDPolicy, DSRLPolicy])
 def test_a_policy_alone(policy_class, tmp_path, launches):
     env = PointEnv()
     spaces = env.observation_space, env.action_space, lambda progress: 1e-3
@@ -199,9 +201,9 @@ sys.path[:0] = {path!r}
 sys.modules["numba"] = sys.modules["llvmlite"] = None
 import numpy as np
 from tasks import PointEnv, collect
-from sb3_flow import FMQ, FQL, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 data = collect(PointEnv(), episodes=2)
-for algorithm in (RQL, FMQ, FQL, RLPD):
+for algorithm in (RQL, FMQ, FQL, RLPD, DSRL):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model = algorithm("MlpPolicy", PointEnv(), batch_size=8, policy_kwargs={{"net_arch": [8]}}, device="cpu", verbose=1)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_flow import FMQ, FQL, PPO, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, PPO, RLPD, RQL
 from sb3_flow.compiled import unavailable
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
@@ -35,6 +35,7 @@ POLICIES = {
     "FMQ, best of n": lambda: FMQ("MlpPolicy", PointEnv(), **SMALL).policy,
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **SMALL).policy,
     "FQL, best of n": lambda: FQL("MlpPolicy", PointEnv(), actor_type="best_of_n", flow_steps=3, **SMALL).policy,
+    "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, acting_mode="sample", **SMALL).policy,
 }
 
 
@@ -547,6 +548,7 @@ def test_no_observations_in_a_search():
         ("n_critics", lambda size: FQL("MlpPolicy", PointEnv(), n_critics=size)),
         ("n_critics", lambda size: RLPD("MlpPolicy", PointEnv(), n_critics=size)),
         ("flow_steps", lambda size: FQL("MlpPolicy", PointEnv(), policy_kwargs={"flow_steps": size})),
+        ("n_candidates", lambda size: DSRL("MlpPolicy", PointEnv(), n_candidates=size)),
         ("n_critics", lambda size: RQL("MlpPolicy", PointEnv(), policy_kwargs={"n_critics": size})),
         ("n_candidates", lambda size: RQL("MlpPolicy", PointEnv(), n_candidates=size)),
         ("n_candidates", lambda size: FMQ("MlpPolicy", PointEnv(), policy_kwargs={"n_candidates": size})),

@@ -65,7 +65,7 @@ def built(algo, entry, folder, monkeypatch):
 
     from sb3_flow.zoo.manager import ExperimentManager
 
-    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "rlpd") else entry
+    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "rlpd", "dsrl") else entry
     env_id = "Pendulum-v1" if env_id == "default" else env_id
     assert env_id in gym.registry
     spaces = spaces_of(FAMILIES.get(env_id, env_id))
@@ -84,7 +84,7 @@ def built(algo, entry, folder, monkeypatch):
             sizes = {"pi": [8], "vf": [8]} if isinstance(kwargs.get("net_arch"), dict) else [8, 8]
             hyperparams["policy_kwargs"] = {**kwargs, "net_arch": sizes}
             hyperparams["batch_size"] = 16
-            if algo in ("rql", "fmq", "fql", "rlpd"):
+            if algo in ("rql", "fmq", "fql", "rlpd", "dsrl"):
                 hyperparams |= {"buffer_size": 200, "learning_starts": 0}
             else:
                 hyperparams |= {"n_steps": 10, "n_epochs": 1}
@@ -125,7 +125,7 @@ def test_an_entry_builds_its_model_and_learns(algo, entry, tmp_path, monkeypatch
         assert model.offline_updates == 1
     else:
         assert manager.n_timesteps >= 1e4
-        model.learn(10 if algo == "rlpd" else 30 if algo in ("rql", "fmq", "fql", "rlpd") else 1)
+        model.learn(10 if algo == "rlpd" else 30 if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else 1)
     assert model._n_updates > 0
     after = weights_of(model)
     assert all(weight.isfinite().all() for weight in after.values())
@@ -266,3 +266,27 @@ def test_the_entries_of_rlpd_are_its_references(domain):
         assert tuple(entry[name] for name in ("bc_alpha", "gamma", "rho", "horizon_length")) == RLPD_TABLE[domain]
         assert (entry["n_timesteps"], entry["learning_starts"], entry["backup_entropy"]) == (500_000, 5000, False)
         assert entry["acting_mode"] == "sample" and not {"offline_steps", "offline_fraction", "n_critics"} & set(entry)
+
+
+# Commands of the reference implementation: noise_scale, discount, horizon, pessimism
+DSRL_TABLE = {
+    "cube-double-play": (1.0, 0.99, 5, 0.5),
+    "cube-triple-play": (1.4, 0.99, 5, 0.5),
+    "cube-quadruple-play": (1.4, 0.99, 5, 0.5),
+    "scene-play-sparse": (0.4, 0.99, 5, 0.5),
+    "puzzle-3x3-play-sparse": (1.0, 0.99, 5, 0.5),
+    "puzzle-4x4-play-sparse": (1.0, 0.99, 5, 0.5),
+    "antmaze-large-navigate": (0.8, 0.99, 1, 0.5),
+    "antmaze-giant-navigate": (1.2, 0.995, 1, 0.5),
+    "humanoidmaze-medium-navigate": (0.6, 0.995, 1, 0.0),
+    "humanoidmaze-large-navigate": (0.8, 0.995, 1, 0.0),
+}
+
+
+@pytest.mark.parametrize("domain", DSRL_TABLE)
+def test_the_entries_of_dsrl_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["dsrl"][f"{domain}-singletask-task{task}-v0"]
+        names = ("noise_scale", "gamma", "horizon_length", "rho")
+        assert tuple(entry[name] for name in names) == DSRL_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5_000)

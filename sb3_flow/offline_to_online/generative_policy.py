@@ -249,11 +249,8 @@ class GenerativePolicy(ActingPolicy):
         return self.acting_actor
 
     def frozen_flow(self) -> GenerativeActor:
-        """Copy ``flow``, without its optimiser; no gradient changes the copy."""
-        flow = deepcopy(self.flow)
-        vars(flow).pop("optimizer", None)
-        flow.set_training_mode(False)
-        return flow.requires_grad_(False)
+        """Copy ``flow``; no gradient changes the copy."""
+        return frozen_copy(self.flow)
 
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         return self.acting_actor.act(observation, noise)
@@ -298,6 +295,14 @@ class GenerativePolicy(ActingPolicy):
 
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._predict(observation, deterministic)
+
+
+def frozen_copy(actor: Actor) -> Actor:
+    """Copy an actor, without its optimiser; no gradient changes the copy."""
+    copied = deepcopy(actor)
+    vars(copied).pop("optimizer", None)
+    copied.set_training_mode(False)
+    return copied.requires_grad_(False)
 
 
 def _freeze(source: BaseModel, twin: Any) -> Any:

@@ -78,7 +78,19 @@ def sample_rlpd_params(trial: optuna.Trial, n_actions: int, n_envs: int, additio
     return convert_rlpd_params(params)
 
 
-convert_rql_params = convert_fmq_params = convert_rlpd_params = zoo.convert_offpolicy_params
+def sample_dsrl_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """
+    Sample hyperparameters of DSRL: see :func:`sample_rql_params`. ``noise_scale`` matters most; the ranges contain all
+    published values.
+    """
+    params = _off_policy(trial)
+    params["noise_scale"] = trial.suggest_float("noise_scale", 0.2, 2.0)
+    params["rho"] = trial.suggest_categorical("rho", [0.0, 0.5])
+    params["target_entropy"] = trial.suggest_categorical("target_entropy", ["auto_0.5", "auto"])
+    return convert_dsrl_params(params)
+
+
+convert_rql_params = convert_fmq_params = convert_rlpd_params = convert_dsrl_params = zoo.convert_offpolicy_params
 
 
 def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
@@ -151,6 +163,7 @@ def register() -> None:
         "fmq": (sample_fmq_params, convert_fmq_params),
         "fql": (sample_fql_params, convert_fql_params),
         "rlpd": (sample_rlpd_params, convert_rlpd_params),
+        "dsrl": (sample_dsrl_params, convert_dsrl_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),

@@ -13,6 +13,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from sb3_flow import (
+    DSRL,
     FMQ,
     FQL,
     GRPO,
@@ -102,7 +103,11 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
         "MlpPolicy", env, ent_coef="auto_0.1", target_entropy=-1.0, rho=0.5, backup_entropy=False, offline_dataset=dataset
     )
     assert_type(rlpd.learn(10), RLPD)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd]
+    dsrl = DSRL("MlpPolicy", env, noise_scale=0.8, rho=0.0, ent_coef=0.1, target_entropy="auto", decoder=fmq)
+    DSRL("FlowPolicy", env, decoder="flow.zip", n_candidates=4, acting_mode="best_of_n", ent_coef="auto_0.1")
+    DSRL("FlowPolicy", env, decoder=fmq.policy, horizon_length=5)
+    assert_type(dsrl.learn_offline(dataset, 10), DSRL)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd, dsrl]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 
