@@ -8,6 +8,7 @@ from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
 from sb3_flow.ppo import PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow.qam import QAM
 from sb3_flow.rql import RQL
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "GRPO",
     "GSPO",
     "PPO",
+    "QAM",
     "RQL",
     "AsyncPPO",
     "FlowMapPolicy",

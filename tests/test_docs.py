@@ -13,10 +13,11 @@ from manual import BLOCKS, PAGES, ROOT
 from stable_baselines3 import SAC
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import FMQ, FQL, QAM, RQL
 from sb3_flow.common.checks import arguments_of
 from sb3_flow.fmq import MlpPolicy as FMQPolicy
 from sb3_flow.fql import MlpPolicy as FQLPolicy
+from sb3_flow.qam import MlpPolicy as QAMPolicy
 from sb3_flow.rql import MlpPolicy as RQLPolicy
 
 
@@ -100,6 +101,7 @@ def test_the_host_builds_the_manual_with_extras_that_exist():
 
 
 PAIRS = [(SAC, RQL), (SAC, FMQ), (SAC, FQL), (SACPolicy, RQLPolicy), (SACPolicy, FMQPolicy), (SACPolicy, FQLPolicy)]
+PAIRS += [(SAC, QAM), (SACPolicy, QAMPolicy)]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)

@@ -1,4 +1,4 @@
-"""``backend`` of RQL, FMQ, FQL and their policies: what it chooses, says, saves and refuses."""
+"""``backend`` of RQL, FMQ, FQL, QAM and their policies: what it chooses, says, saves and refuses."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import FMQ, FQL, QAM, RQL
 from sb3_flow.common import backends
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, OneStepNetwork, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
@@ -17,6 +17,7 @@ from sb3_flow.fql.policies import FQLPolicy
 from sb3_flow.fused import compiled_network as flow_backend
 from sb3_flow.fused import launch
 from sb3_flow.fused.compiled_network import compiled_networks
+from sb3_flow.qam.policies import QAMPolicy
 from sb3_flow.rql.policies import RQLPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}
@@ -30,7 +31,7 @@ def fresh(monkeypatch):
         monkeypatch.setattr(flow_backend, name, 0)
 
 
-@pytest.fixture(params=[RQL, FMQ, FQL])
+@pytest.fixture(params=[RQL, FMQ, FQL, QAM])
 def algorithm(request):
     return request.param
 
@@ -143,7 +144,7 @@ def test_native_is_refused_where_no_network_is_covered(algorithm):
         build(algorithm, backend="native", policy_kwargs={"activation_fn": th.nn.ReLU})
 
 
-@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy])
+@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, QAMPolicy])
 def test_a_policy_alone(policy_class, tmp_path, launches):
     env = PointEnv()
     spaces = env.observation_space, env.action_space, lambda progress: 1e-3
@@ -196,9 +197,9 @@ sys.path[:0] = {path!r}
 sys.modules["numba"] = sys.modules["llvmlite"] = None
 import numpy as np
 from tasks import PointEnv, collect
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import FMQ, FQL, QAM, RQL
 data = collect(PointEnv(), episodes=2)
-for algorithm in (RQL, FMQ, FQL):
+for algorithm in (RQL, FMQ, FQL, QAM):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model = algorithm("MlpPolicy", PointEnv(), batch_size=8, policy_kwargs={{"net_arch": [8]}}, device="cpu", verbose=1)
@@ -218,5 +219,5 @@ def test_without_numba():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Using the torch backend, which is slower: numba cannot be used") >= 1
-    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 3
-    assert run.stdout.count("(2,)") == 3
+    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 4
+    assert run.stdout.count("(2,)") == 4

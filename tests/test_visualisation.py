@@ -12,17 +12,17 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_flow import FMQ, FQL, PPO, RQL, FlowMapPolicy
+from sb3_flow import FMQ, FQL, PPO, QAM, RQL, FlowMapPolicy
 from sb3_flow.plotting import FlowVisualisationCallback
 from sb3_flow.plotting.flows import action_flow, flow_values
 
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}
 OBSERVATION = np.array([0.7, 0.5], np.float32)
-OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}}
+OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}, QAM: {"edit_scale": 0.5}}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, QAM])
 @pytest.mark.parametrize("horizon_length", [1, 3])
 def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
     model = algorithm("MlpPolicy", PointEnv(), horizon_length=horizon_length, **SMALL, **OWN[algorithm])
@@ -79,7 +79,7 @@ def test_the_distilled_actor_goes_there_in_one_step():
     assert len(figure.axes[0].collections[0].get_segments()) == 7
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, QAM])
 def test_pictures_of_a_flow(algorithm, tmp_path):
     model = algorithm("MlpPolicy", PointEnv(), **SMALL, **OWN[algorithm])
     figure = action_flow(model, OBSERVATION, n_samples=7, path=tmp_path / "flow.png")
@@ -133,7 +133,7 @@ def test_other_observations(kind, policy):
         ({"chunk_step": 1}, ValueError, "`chunk_step` must be from 0 to 0, but 1"),
         ({"n_samples": 0}, ValueError, "`n_samples` must be at least 1"),
         ({"observation": np.zeros((2, 2), np.float32)}, ValueError, "`observation` must be a single observation, but 2"),
-        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "must be RQL, FMQ, FQL or their policy, but a ActorCritic"),
+        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "must be RQL, FMQ, FQL, QAM or their policy, but a ActorCritic"),
     ],
 )
 def test_flows_that_cannot_be_drawn(arguments, error, message):
@@ -151,7 +151,7 @@ def images(folder):
     return {tag: [event.step for event in accumulator.Images(tag)] for tag in accumulator.Tags()["images"]}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, QAM])
 def test_pictures_of_both_phases(algorithm, tmp_path):
     dataset, weights = collect(PointEnv()), []
     for drawn in (False, True):

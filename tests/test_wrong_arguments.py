@@ -14,11 +14,12 @@ from stable_baselines3 import PPO as SB3PPO
 from tasks import PointEnv, collect
 from zoo_commands import mistake
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, QAM, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
 
 NAN = float("nan")
 ON_POLICY = {PPO: {}, GRPO: {"group_by": "none"}, GSPO: {"group_by": "none"}, MaskablePPO: {}, RecurrentPPO: {}, AsyncPPO: {}}
 OFF_POLICY = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 2}, FQL: {"flow_steps": 2}}
+OFF_POLICY |= {QAM: {"n_critics": 2, "flow_steps": 2}}
 ALL = [*ON_POLICY, *OFF_POLICY]
 
 
@@ -76,6 +77,8 @@ WRONG = [
     *((algorithm, *case) for algorithm in OFF_POLICY for case in WRONG_OFF_POLICY),
     *((RQL, *case) for case in (("flow_steps", 2.5), ("n_critics", 2.5), ("alpha", float("inf")), ("rho", NAN))),
     *((FQL, *case) for case in (("flow_steps", 2.5), ("n_critics", 0), ("alpha", -1.0), ("normalize_q_loss", "yes"))),
+    *((QAM, name, -1.0) for name in ("inv_temp", "edit_scale", "rho", "max_grad_norm", "ent_coef")),
+    *((QAM, *case) for case in (("flow_steps", 2.5), ("n_critics", 0), ("inv_temp", NAN), ("target_entropy", "low"))),
     *((FMQ, "anneal_end_step", given) for given in (-1, NAN)),
     *((FMQ, "reanchor_every", given) for given in (-1, 1.5)),
     *((FMQ, *case) for case in (("eta", float("inf")), ("adaptive_radius", "yes"), ("normalize_gradient", "no"))),
@@ -188,6 +191,8 @@ IDLE = [
     (FMQ, {"lsd_gradient": "diagonal"}, "lsd_gradient"),
     (FQL, {"alpha": 3.0, "actor_type": "best_of_n"}, "alpha"),
     (FQL, {"normalize_q_loss": True, "actor_type": "best_of_n"}, "normalize_q_loss"),
+    (QAM, {"ent_coef": 0.1}, "ent_coef"),
+    (QAM, {"target_entropy": -1.0}, "target_entropy"),
     (PPO, {"dual_clip": 2.0}, "dual_clip"),
     (PPO, {"rho_bar": 2.0}, "rho_bar"),
     (MaskablePPO, {"c_bar": 0.5}, "c_bar"),
@@ -215,6 +220,7 @@ USED = [
     (FMQ, {"lsd_gradient": "diagonal", "distillation": "lsd"}),
     (FQL, {"alpha": 3.0, "normalize_q_loss": True}),
     (FQL, {"actor_type": "best_of_n"}),
+    (QAM, {"ent_coef": 0.1, "target_entropy": -1.0, "edit_scale": 0.1}),
     (PPO, {"rho_bar": 2.0, "advantage": "vtrace"}),
     (PPO, {"rho_bar": 2.0, "policy_loss": "decoupled"}),
     (GRPO, {"credit": "process", "ddof": 1}),
@@ -265,6 +271,7 @@ def test_the_zoo_tunes_what_has_an_effect():
         (FMQ, "distillation", "psd", "lsd", "policy_kwargs"),
         (FQL, "actor_type", "best_of_n", "distilled", "policy_kwargs"),
         (FQL, "acting_mode", "zero", "sample", "policy_kwargs"),
+        (QAM, "edit_scale", 0.1, 0.2, "policy_kwargs"),
         (RQL, "sampling", "transition", "trajectory", "replay_buffer_kwargs"),
         (FMQ, "offline_fraction", 0.5, 0.2, "replay_buffer_kwargs"),
     ],

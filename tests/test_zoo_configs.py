@@ -65,7 +65,7 @@ def built(algo, entry, folder, monkeypatch):
 
     from sb3_flow.zoo.manager import ExperimentManager
 
-    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql") else entry
+    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "qam") else entry
     env_id = "Pendulum-v1" if env_id == "default" else env_id
     assert env_id in gym.registry
     spaces = spaces_of(FAMILIES.get(env_id, env_id))
@@ -84,7 +84,7 @@ def built(algo, entry, folder, monkeypatch):
             sizes = {"pi": [8], "vf": [8]} if isinstance(kwargs.get("net_arch"), dict) else [8, 8]
             hyperparams["policy_kwargs"] = {**kwargs, "net_arch": sizes}
             hyperparams["batch_size"] = 16
-            if algo in ("rql", "fmq", "fql"):
+            if algo in ("rql", "fmq", "fql", "qam"):
                 hyperparams |= {"buffer_size": 200, "learning_starts": 0}
             else:
                 hyperparams |= {"n_steps": 10, "n_epochs": 1}
@@ -125,7 +125,7 @@ def test_an_entry_builds_its_model_and_learns(algo, entry, tmp_path, monkeypatch
         assert model.offline_updates == 1
     else:
         assert manager.n_timesteps >= 1e4
-        model.learn(30 if algo in ("rql", "fmq", "fql") else 1)
+        model.learn(30 if algo in ("rql", "fmq", "fql", "qam") else 1)
     assert model._n_updates > 0
     after = weights_of(model)
     assert all(weight.isfinite().all() for weight in after.values())

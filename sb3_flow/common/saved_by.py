@@ -11,6 +11,7 @@ MARKS = {
     "expectile": "RQL",
     "guidance_at": "FMQ",
     "normalize_q_loss": "FQL",
+    "inv_temp": "QAM",
     "max_policy_lag": "AsyncPPO",
     "length_scaled_clip": "GSPO",
     "group_size": "GRPO",

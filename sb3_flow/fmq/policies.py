@@ -140,7 +140,7 @@ class FlowMapPolicy(GenerativePolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
         if self.n_critics:
-            self.anchor: FlowMapActor = self._frozen_copy_of_actor()
+            self.anchor = self._frozen_copy(self.actor, self.actor_arguments)
         # The count is a tensor, because an update is a function of tensors
         self.register_buffer("n_steps", th.zeros(()))
 

@@ -164,16 +164,13 @@ class FQLPolicy(GenerativePolicy):
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """Give Q_k of the action that the flow heads for at each point, x_t + (1 - t) u(s, x_t, t)."""
-        n, q = points.shape[2], self.critic.bind(observation)
-        values = []
-        for t, x in zip(times, points, strict=True):
-            if self.is_distilled:
-                u = self.actor.act(observation, x) - x
-            else:
-                rows = x.flatten(0, 1)
-                u = self.flow.velocity(observation, n)(rows, t.expand(len(rows), 1)).unflatten(0, (-1, n))
-            values.append(q((x + (1 - t) * u).clamp(-1, 1)))
-        return th.stack(values, dim=1)
+        if self.is_distilled:
+            actions = [t * x + (1 - t) * self.actor.act(observation, x) for t, x in zip(times, points, strict=True)]
+            destinations = th.stack(actions).clamp(-1, 1)
+        else:
+            destinations = self.flow.destinations(observation, times, points)
+        q = self.critic.bind(observation)
+        return th.stack([q(actions) for actions in destinations], dim=1)
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.flow.average_velocity(observation)

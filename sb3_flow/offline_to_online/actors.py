@@ -81,20 +81,28 @@ class GenerativeActor(ChunkedPolicy):
         names = ("net_arch", "features_dim", "activation_fn", "features_extractor", "horizon_length", "noise_seed")
         return {**data, **{name: getattr(self, name) for name in names}}
 
-    def noise(self, observation: PyTorchObs, generator: th.Generator | None = None, keyed: bool = False) -> NoiseSource:
+    def noise(
+        self,
+        observation: PyTorchObs,
+        generator: th.Generator | None = None,
+        keyed: bool = False,
+        noise_dim: int | None = None,
+    ) -> NoiseSource:
         """
         Draw Gaussian starting points of decisions.
 
         :param observation: B observations
         :param generator: of fresh noise; None for torch's own
         :param keyed: the noise depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.noise`
-        :return: source of noise of shape ``(B, n, A)``
+        :param noise_dim: numbers of a starting point, by default A
+        :return: source of noise of shape ``(B, n, noise_dim)``
         """
+        size = self.chunk_dim if noise_dim is None else noise_dim
         if not keyed:
-            return fresh_noise(batch_size_of(observation), self.chunk_dim, generator, self.device)
+            return fresh_noise(batch_size_of(observation), size, generator, self.device)
         parts = [observation[name] for name in sorted(observation)] if isinstance(observation, dict) else [observation]
         rows = [(part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)).float() for part in parts]
-        return keyed_noise(th.cat(rows, 1), self.key_multipliers, self.noise_seed, self.chunk_dim)
+        return keyed_noise(th.cat(rows, 1), self.key_multipliers, self.noise_seed, size)
 
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """
@@ -166,6 +174,23 @@ class FlowActor(GenerativeActor):
         points.append(euler_forward(recorded, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1))
         times = th.linspace(0, 1, self.flow_steps + 1, device=noise.device)
         return times, th.stack(points).unflatten(1, noise.shape[:2])
+
+    def destinations(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
+        """
+        Compute the actions that the flow heads for, x_t + (1 - t) u(s, x_t, t).
+
+        :param observation: B observations
+        :param times: flow times, shape ``(T,)``
+        :param points: points at these times, shape ``(T, B, n, A)``
+        :return: actions in [-1, 1], shape ``(T, B, n, A)``
+        """
+        velocity = self.velocity(observation, points.shape[2])
+        found = []
+        for t, x in zip(times, points, strict=True):
+            rows = x.flatten(0, 1)
+            u = velocity(rows, t.expand(len(rows), 1)).unflatten(0, x.shape[:2])
+            found.append((x + (1 - t) * u).clamp(-1, 1))
+        return th.stack(found)
 
     def average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         """

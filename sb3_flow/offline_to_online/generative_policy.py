@@ -24,6 +24,7 @@ from sb3_flow.offline_to_online.options import check_options, check_own
 from sb3_flow.offline_to_online.values import EnsembleValue
 
 Actor = TypeVar("Actor", bound=GenerativeActor)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class GenerativePolicy(ActingPolicy):
@@ -158,9 +159,18 @@ class GenerativePolicy(ActingPolicy):
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
         return self.optimizer_class(parameters, **{"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs})
 
-    def _trained_actor(self, actor_class: type[Actor], lr_schedule: Schedule, arguments: tuple[str, ...]) -> Actor:
-        """Build an actor with its optimiser; ``arguments`` names those of the policy that the actor takes, too."""
-        own = {name: getattr(self, name) for name in arguments}
+    def _trained_actor(
+        self, actor_class: type[Actor], lr_schedule: Schedule, arguments: tuple[str, ...] = (), **own: Any
+    ) -> Actor:
+        """
+        Build an actor with its optimiser.
+
+        :param actor_class: class of the actor
+        :param lr_schedule: of the optimiser
+        :param arguments: names of the policy's own arguments that the actor takes, too
+        :param own: further arguments of the actor
+        """
+        own = {**own, **{name: getattr(self, name) for name in arguments}}
         actor = actor_class(**self._update_features_extractor({**self._actor_kwargs, **own}))
         actor.optimizer = self._optimizer(actor.parameters(), lr_schedule)
         return actor
@@ -196,9 +206,10 @@ class GenerativePolicy(ActingPolicy):
             if isinstance(part, GenerativeActor):
                 part.noise_seed = seed
 
-    def _frozen_copy_of_actor(self) -> Any:
-        own = {name: getattr(self, name) for name in self.actor_arguments}
-        return _freeze(self.actor, self.actor_class(**self._update_features_extractor({**self._actor_kwargs, **own})))
+    def _frozen_copy(self, actor: Actor, arguments: tuple[str, ...]) -> Actor:
+        """Copy an actor that :meth:`_trained_actor` built, as the start of a moving average."""
+        own = {name: getattr(self, name) for name in arguments}
+        return _freeze(actor, type(actor)(**self._update_features_extractor({**self._actor_kwargs, **own})))
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
@@ -267,7 +278,7 @@ class GenerativePolicy(ActingPolicy):
         return self._predict(observation, deterministic)
 
 
-def _freeze(source: BaseModel, twin: Any) -> Any:
+def _freeze(source: BaseModel, twin: Model) -> Model:
     """Give a network of the same structure the weights of the source, which no gradient changes from now on."""
     twin.load_state_dict(source.state_dict())
     twin.set_training_mode(False)

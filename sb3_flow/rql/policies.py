@@ -97,7 +97,7 @@ class RQLPolicy(GenerativePolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        self.actor_ema: FlowActor = self._frozen_copy_of_actor()
+        self.actor_ema = self._frozen_copy(self.actor, self.actor_arguments)
 
     @property
     def acting_actor(self) -> FlowActor:

@@ -6,12 +6,13 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO
+from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, QAM, RQL, AsyncPPO
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
     "fmq": FMQ,
     "fql": FQL,
+    "qam": QAM,
     "flow_ppo": PPO,
     "grpo": GRPO,
     "gspo": GSPO,

@@ -18,6 +18,7 @@ from sb3_flow import (
     GRPO,
     GSPO,
     PPO,
+    QAM,
     RQL,
     AsyncPPO,
     FlowMapPolicy,
@@ -97,7 +98,10 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
     fql = FQL("MlpPolicy", env, actor_type="best_of_n", q_aggregation="min", n_candidates=16, horizon_length=5)
     FQL("FlowPolicy", env, alpha=3.0, normalize_q_loss=True, acting_mode=None)
     assert_type(fql.learn_offline(dataset, 10), FQL)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql]
+    qam = QAM("MlpPolicy", env, inv_temp=3.0, edit_scale=0.1, ent_coef="auto_0.1", target_entropy=-2.0, horizon_length=5)
+    QAM("FlowPolicy", env, rho=0.0, max_grad_norm=None, acting_mode="best_of_n", n_candidates=4)
+    assert_type(qam.learn_offline(dataset, 10), QAM)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, qam]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 
