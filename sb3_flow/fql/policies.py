@@ -156,22 +156,6 @@ class FQLPolicy(GenerativePolicy):
         noise = self.actor.noise(observation, self.exploration_generator)
         return self.best_of(observation, self.actor.act(observation, noise(self.samples_of_a_decision)))
 
-    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Follow the flow; the distilled actor goes there in one step, from the noise at time 0 to the action at time 1."""
-        if not self.is_distilled:
-            return self.flow.path(observation, noise)
-        return th.linspace(0, 1, 2, device=noise.device), th.stack([noise, self.actor.act(observation, noise)])
-
-    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Give Q_k of the action that the flow heads for at each point, x_t + (1 - t) u(s, x_t, t)."""
-        if self.is_distilled:
-            actions = [t * x + (1 - t) * self.actor.act(observation, x) for t, x in zip(times, points, strict=True)]
-            destinations = th.stack(actions).clamp(-1, 1)
-        else:
-            destinations = self.flow.destinations(observation, times, points)
-        q = self.critic.bind(observation)
-        return th.stack([q(actions) for actions in destinations], dim=1)
-
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.flow.average_velocity(observation)
 

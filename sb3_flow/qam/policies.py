@@ -89,7 +89,7 @@ class QAMPolicy(GenerativePolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
         self.behaviour = self._trained_actor(FlowActor, lr_schedule, self.actor_arguments)
-        self.behaviour_target = self._frozen_copy(self.behaviour, self.actor_arguments)
+        self.behaviour_target = self.frozen_flow()
         if self.edits:
             chunk_dim = self.actor.chunk_dim
             self.edit_actor = self._trained_actor(GaussianActor, lr_schedule, condition_dim=chunk_dim)
@@ -100,6 +100,10 @@ class QAMPolicy(GenerativePolicy):
         if self.edits:
             self.edit_actor.set_training_mode(mode)
         super().set_training_mode(mode)
+
+    @property
+    def flow(self) -> FlowActor:
+        return self.behaviour
 
     @property
     def edits(self) -> bool:
@@ -152,16 +156,11 @@ class QAMPolicy(GenerativePolicy):
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Follow the fine-tuned flow; an edit is part of the last step."""
         of_flow, of_edit = self.split_noise(noise)
-        times, points = self.actor.path(observation, of_flow)
+        times, points = super().flow_path(observation, of_flow)
         if self.edits:
             actions = self.edited(points[-1], self.edit_actor.act(observation, of_edit, points[-1]))
             points = th.cat([points[:-1], actions.unsqueeze(0)])
         return times, points
-
-    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Give Q_k of the action that the fine-tuned flow heads for at each point, x_t + (1 - t) u(s, x_t, t)."""
-        q = self.critic.bind(observation)
-        return th.stack([q(actions) for actions in self.actor.destinations(observation, times, points)], dim=1)
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.actor.average_velocity(observation)

@@ -97,7 +97,7 @@ class RQLPolicy(GenerativePolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        self.actor_ema = self._frozen_copy(self.actor, self.actor_arguments)
+        self.actor_ema: FlowActor = self._frozen_copy_of_actor()
 
     @property
     def acting_actor(self) -> FlowActor:
@@ -112,9 +112,6 @@ class RQLPolicy(GenerativePolicy):
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide chunks with the actor itself from fresh noise, as the online phase collects them."""
         return self.actor.act(observation, self.actor.noise(observation, self.exploration_generator)(1))[:, 0]
-
-    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        return self.actor_ema.path(observation, noise)
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """Give V_k(s, x, t), the values of having refined noise to x by flow time t."""
