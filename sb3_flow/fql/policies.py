@@ -139,17 +139,8 @@ class FQLPolicy(GenerativePolicy):
     steps_of_a_jump = steps_of_a_sample
 
     @property
-    def acting_modes(self) -> tuple[str, ...]:
-        modes = super().acting_modes
-        return tuple(mode for mode in modes if mode != "qgbs") if self.is_distilled else modes
-
-    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
-        if mode == "qgbs" and self.is_distilled:
-            raise ValueError(
-                '`acting_mode="qgbs"` searches along a flow, but the actor with `actor_type="distilled"` takes one step: give '
-                '"sample", "zero" or "best_of_n", or `actor_type="best_of_n"`.'
-            )
-        super().set_acting_mode(mode, **search)
+    def no_search(self) -> str | None:  # type: ignore[override]
+        return 'the actor with `actor_type="distilled"` takes one step' if self.is_distilled else None
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide a fresh sample, or the best of N for ``actor_type="best_of_n"``, as the online phase collects data."""

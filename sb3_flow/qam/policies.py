@@ -123,17 +123,8 @@ class QAMPolicy(GenerativePolicy):
         return self.flow_steps
 
     @property
-    def acting_modes(self) -> tuple[str, ...]:
-        modes = super().acting_modes
-        return tuple(mode for mode in modes if mode != "qgbs") if self.edits else modes
-
-    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
-        if mode == "qgbs" and self.edits:
-            raise ValueError(
-                f'`acting_mode="qgbs"` searches along a flow, but with `edit_scale={self.edit_scale}` an action is an edited end '
-                'of the flow: give "sample", "zero" or "best_of_n", or `edit_scale=0`.'
-            )
-        super().set_acting_mode(mode, **search)
+    def no_search(self) -> str | None:  # type: ignore[override]
+        return f"with `edit_scale={self.edit_scale}` actions are edited after the flow" if self.edits else None
 
     def split_noise(self, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Split the noise of decisions, shape ``(B, n, noise_dim)``, into the flow's and the edit's (empty without edits)."""
