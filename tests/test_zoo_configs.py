@@ -242,3 +242,27 @@ def test_the_entries_of_q_chunking_are_its_references(domain):
         names = ("actor_type", "n_candidates", "horizon_length", "learning_starts", "gamma", "q_aggregation")
         assert tuple(entry[name] for name in names) == ("best_of_n", 32, 5, 5000, 0.99, "mean")
         assert entry["offline_steps"] == entry["n_timesteps"] == 1_000_000
+
+
+# Settings of the reference implementation with edits: inv_temp, scale of edits, rho, chunk length, discount
+QAM_TABLE = {
+    "puzzle-3x3-play-sparse": (1.0, 0.1, 0.5, 5, 0.99),
+    "scene-play-sparse": (1.0, 0.0, 0.5, 5, 0.99),
+    "cube-double-play": (1.0, 0.0, 0.5, 5, 0.99),
+    "cube-triple-play": (3.0, 0.1, 0.5, 5, 0.99),
+    "cube-quadruple-play": (3.0, 0.1, 0.5, 5, 0.99),
+    "puzzle-4x4-play-sparse": (0.1, 0.9, 0.5, 5, 0.99),
+    "antmaze-large-navigate": (1.0, 0.1, 0.5, 1, 0.99),
+    "antmaze-giant-navigate": (10.0, 0.1, 0.5, 1, 0.995),
+    "humanoidmaze-medium-navigate": (3.0, 0.1, 0.0, 1, 0.995),
+    "humanoidmaze-large-navigate": (3.0, 0.1, 0.0, 1, 0.995),
+}
+
+
+@pytest.mark.parametrize("domain", QAM_TABLE)
+def test_the_entries_of_qam_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["qam"][f"{domain}-singletask-task{task}-v0"]
+        names = ("inv_temp", "edit_scale", "rho", "horizon_length", "gamma")
+        assert tuple(entry[name] for name in names) == QAM_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5000)
