@@ -16,7 +16,8 @@ from sb3_flow.offline_to_online.gaussian_actor import GaussianActor
 from sb3_flow.qam import CnnPolicy, MultiInputPolicy
 from sb3_flow.qam.policies import QAMPolicy
 
-SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_candidates": 4, "flow_steps": 3, "n_critics": 2, "batch_size": 16, "seed": 0}
+SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_candidates": 4, "flow_steps": 3, "n_critics": 2, "batch_size": 16}
+SMALL |= {"seed": 0}
 SCALES = [0.0, 0.5]
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
 

@@ -196,7 +196,8 @@ class FlowActor(GenerativeActor):
         """Compute x_t + (1 - t) u(s, x_t, t), see :meth:`GenerativeActor.heads_for`."""
         rows, n = points.flatten(0, 1), points.shape[1]
         u = self.velocity(observation, n)(rows, time.expand(len(rows), 1)).unflatten(0, (-1, n))
-        return (points + (1 - time) * u).clamp(-1, 1)
+        actions: th.Tensor = (points + (1 - time) * u).clamp(-1, 1)
+        return actions
 
     def average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         """

@@ -174,9 +174,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         """Optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default of all networks."""
         return [vars(network)["optimizer"] for network in self.networks.values() if "optimizer" in vars(network)]
 
-    def descend(
-        self, loss: th.Tensor, *averages: tuple[MovingAverage, float], max_grad_norm: float | None = None
-    ) -> None:
+    def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float], max_grad_norm: float | None = None) -> None:
         """
         Make one step of the optimisers. The target of the critic, with the rate ``tau``, and the given averages follow the
         weights before this step, as in the reference implementations.

@@ -104,7 +104,7 @@ class EntropyCoefficient(nn.Module):
         self.target_entropy = -entropy * chunk_dim if is_relative else entropy
         if is_learned:
             self.log_ent_coef = nn.Parameter(th.tensor(math.log(alpha)))
-            self.optimizer = th.optim.Adam([self.log_ent_coef], lr=lr_schedule(1), fused=True)
+            self.optimizer = th.optim.Adam([self.log_ent_coef], lr=lr_schedule(1), fused=True)  # reads no number on the host
         else:
             self.register_buffer("ent_coef", th.tensor(alpha))
 

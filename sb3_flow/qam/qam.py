@@ -6,8 +6,7 @@ import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
-from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole, warn_without_effect
