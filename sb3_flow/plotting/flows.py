@@ -214,9 +214,9 @@ def flow_values(
 ) -> "Figure":
     """
     Draw values over denoising time, along the way from noise to action for an observation: for RQL V(s, x_t, t) of the partial
-    action, for FMQ Q of the action that a jump from x_t leads to, for FQL and QAM of the action that the velocity at x_t points
-    to. Refining earns no reward and is deterministic, so with a consistent value function (FMQ: flow map; FQL and QAM: straight flow)
-    every line is level; their spread shows how much choosing the noise can gain.
+    action, for FMQ Q of the action that a jump from x_t leads to, for FQL and QAM of the action that the velocity at x_t heads
+    for. Refining earns no reward and is deterministic, so with a consistent value function (FMQ: flow map; FQL and QAM:
+    straight flow) every line is level; their spread shows how much choosing the noise can gain.
 
     :param model: RQL, FMQ, FQL, QAM, or a policy of theirs
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)

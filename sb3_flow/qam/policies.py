@@ -22,10 +22,10 @@ class QAMPolicy(GenerativePolicy):
     """
     Policy class (fine-tuned flow, behaviour flow and its average, edit policy, Q-functions and target) for QAM.
 
-    ``actor`` is the fine-tuned flow, which acts; ``behaviour`` clones the data, and ``behaviour_target`` is its moving average.
-    With ``edit_scale > 0`` there are ``edit_actor``, which answers an observation and an action of the flow with an edit in
-    [-1, 1], and ``entropy_coefficient``. Then the noise of a decision is that of the flow and that of the edit, one after
-    the other. Each network has a features extractor of its own. Candidates are ranked by mean_k Q_k(s, a).
+    ``actor`` is the fine-tuned flow, which acts; ``behaviour`` clones the data, and ``behaviour_target`` is its moving
+    average. With ``edit_scale > 0`` there are ``edit_actor``, which answers an observation and an action of the flow with an
+    edit in [-1, 1], and ``entropy_coefficient``. Then the noise of a decision is the flow's followed by the edit's. Each
+    network has a features extractor of its own. Candidates are ranked by mean_k Q_k(s, a).
 
     ``GenerativePolicy`` describes the other arguments.
 

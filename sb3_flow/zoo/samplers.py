@@ -69,7 +69,7 @@ def convert_fql_params(sampled_params: Params) -> Params:
 
 
 def sample_qam_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
-    """Sample hyperparameters of QAM: see :func:`sample_rql_params`. ``inv_temp`` matters most; its range is the published one."""
+    """Sample hyperparameters of QAM: see :func:`sample_rql_params`. ``inv_temp`` matters most; its range is published."""
     params = _off_policy(trial)
     params["inv_temp"] = trial.suggest_float("inv_temp", 0.1, 30.0, log=True)
     params["edit_scale"] = trial.suggest_categorical("edit_scale", [0.0, 0.1, 0.5, 0.9])

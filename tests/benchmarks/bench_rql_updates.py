@@ -98,8 +98,9 @@ def main() -> None:
         for name in models:
             update, floor = statistics.median(times[name]), statistics.median(floors[name])
             print(
-                f"{name}, K={n_critics}, {len(net_arch)}x{net_arch[0]}: {1 / update:.2f} updates/s ({1e3 * update:.1f} ms); its"
-                f" matrix products alone, by torch, {1e3 * floor:.1f} ms; outside of them {1 - floor / update:.0%} of the update"
+                f"{name}, K={n_critics}, {len(net_arch)}x{net_arch[0]}: {1 / update:.2f} updates/s ({1e3 * update:.1f} ms);"
+                f" its matrix products alone, by torch, {1e3 * floor:.1f} ms; outside of them {1 - floor / update:.0%} of the"
+                " update"
             )
 
 
