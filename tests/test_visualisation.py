@@ -27,17 +27,16 @@ OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}, QAM: {"edit_scale": 0
 def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
     model = algorithm("MlpPolicy", PointEnv(), horizon_length=horizon_length, **SMALL, **OWN[algorithm])
     policy = model.policy
-    observation, noise = th.randn(2, 2), th.randn(2, 5, 2 * horizon_length)
+    observation, noise = th.randn(2, 2), th.randn(2, 5, policy.noise_dim)
     with th.no_grad():
         times, points = policy.flow_path(observation, noise)
         values = policy.path_values(observation, times, points)
-        acting = policy.actor_ema if algorithm is RQL else policy.actor
-        actions = acting.act(observation, noise)
+        actions = policy.samples(observation, noise)
         expected = th.stack([th.cat(policy.critic(observation, actions[:, i]), dim=1) for i in range(5)])  # (n, B, K)
     assert (times[0], times[-1]) == (0, 1)
     assert points.shape == (11, 2, 5, 2 * horizon_length)
     assert values.shape == (policy.n_critics, 11, 2, 5)
-    assert th.equal(points[0], noise)
+    assert th.equal(points[0], noise[..., : 2 * horizon_length])
     th.testing.assert_close(points[-1], actions, rtol=1e-5, atol=1e-6)  # acting is one kernel, it rounds differently
     assert th.allclose(values[:, -1], expected.permute(2, 1, 0), atol=1e-6)
 

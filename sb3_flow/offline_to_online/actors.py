@@ -122,7 +122,7 @@ class GenerativeActor(ChunkedPolicy):
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: flow times from 0 to 1, shape ``(T,)``, and points, shape ``(T, B, n, A)``; the last ones are actions in [-1, 1]
+        :return: flow times from 0 to 1, shape ``(T,)``, and points, shape ``(T, B, n, A)``, of which the last are actions
         """
         return th.linspace(0, 1, 2, device=noise.device), th.stack([noise, self.act(observation, noise)])
 

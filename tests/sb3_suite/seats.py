@@ -34,8 +34,8 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 # RQL's critics and FMQ's candidates: few for the time they take; not 8 candidates, where the outcome of test_gae.py depends on
 # the CPU's rounding. FQL's alpha, the weight of staying near the data: there are none in SB3's tests, but random actions, and
 # with the published 10 the actor of test_identity.py stays too near to them (46 of 100 after 300 updates, 90 are wanted).
-# QAM has edits, so that they are tested, too, and is small for the time that its updates take. With a coefficient of the entropy
-# that begins at 1 test_identity.py finds edits that are still random after 300 updates (58 of 100, 90 are wanted).
+# QAM has edits, so that they are tested, too, and small networks for the time that its updates take. With an entropy
+# coefficient from 1 the edits of test_identity.py are still random after 300 updates (58 of 100, 90 are wanted).
 SEATS = {
     "RQL": sb3("SAC", "RQL", n_critics=2),
     "FMQ": sb3("SAC", "FMQ", n_candidates=2),
