@@ -9,6 +9,7 @@ from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
 from sb3_flow.ppo import PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow.qam import QAM
 from sb3_flow.rlpd import RLPD
 from sb3_flow.rql import RQL
 
@@ -19,6 +20,7 @@ __all__ = [
     "GRPO",
     "GSPO",
     "PPO",
+    "QAM",
     "RLPD",
     "RQL",
     "AsyncPPO",

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "sb3_flow"
 FLOORS = (
     ("zoo",),
     ("grpo",),
-    ("ppo", "rql", "fmq", "fql", "rlpd", "dsrl"),
+    ("ppo", "rql", "fmq", "fql", "rlpd", "dsrl", "qam"),
     ("collect",),
     ("offline_to_online", "on_policy", "plotting", "envs"),
     ("data",),

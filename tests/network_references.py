@@ -1,4 +1,4 @@
-"""The networks once more, in NumPy float64: what the tests of RQL, FMQ, FQL, RLPD and of flow maps compare with."""
+"""The networks once more, in NumPy float64: what the tests of RQL, FMQ, FQL, DSRL, QAM, RLPD and of flow maps compare with."""
 
 import numpy as np
 import torch as th

@@ -27,6 +27,7 @@ from sb3_flow import (
     GRPO,
     GSPO,
     PPO,
+    QAM,
     RLPD,
     RQL,
     AsyncPPO,
@@ -275,6 +276,23 @@ STEERED = OFF_POLICY | {
     "n_candidates": Case(5),
     "acting_mode": Case("zero"),
 }
+FINE_TUNED_FLOW = OFF_POLICY | {
+    "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),
+    "optimize_memory_usage": Refused(True),
+    "sampling": Case("trajectory"),
+    "execution_horizon": Case(1, horizon_length=2),
+    "ent_coef": Case(0.1, edit_scale=0.5),
+    "target_entropy": Case(-3.0, edit_scale=0.5),
+    "flow_steps": Case(3),
+    "inv_temp": Case(3.0),
+    "edit_scale": Case(0.5),
+    "n_critics": Case(3),
+    "rho": Case(0.0),
+    "max_grad_norm": Case(0.1),
+    "n_candidates": Case(5, acting_mode="best_of_n"),
+    "acting_mode": Case("zero"),
+    "search": Case({"beam_width": 2}, acting_mode="qgbs"),
+}
 POLICY = {
     "lr_schedule": Case(lambda _: 0.1),
     "horizon_length": Case(2),
@@ -313,6 +331,7 @@ CASES: dict[type, dict[str, Any]] = {
     FQL: CLONED_FLOW,
     RLPD: GAUSSIAN,
     DSRL: STEERED,
+    QAM: FINE_TUNED_FLOW,
     FlowMapPolicy: POLICY,
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
@@ -325,7 +344,7 @@ IDLE: dict[type, dict[str, str]] = {
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(("mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
-    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL)},
+    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},
     FlowMapPolicy: {},
 }
 
@@ -400,7 +419,7 @@ def observed(called: type, folder: Any, capsys: Any, given: dict[str, Any]) -> d
     if called is FlowMapPolicy:
         model = policy = policy_alone(given)
     else:
-        model = off_policy(called, given) if called in (RQL, FMQ, FQL, RLPD, DSRL) else on_policy(called, folder, given)
+        model = off_policy(called, given) if called in (RQL, FMQ, FQL, RLPD, DSRL, QAM) else on_policy(called, folder, given)
         policy = getattr(model, "policy", None)
     if policy is None:
         return {"built": b""}

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from torch.distributions import Distribution
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
 from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint, write_atomically
 
 SMALL: dict[str, Any] = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "device": "cpu", "policy_kwargs": {"net_arch": [8]}}
@@ -38,6 +38,7 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),
     "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), **OFFLINE),
     "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), **OFFLINE),
+    "QAM": lambda: QAM("MlpPolicy", PointEnv(), flow_steps=3, edit_scale=0.5, **OFFLINE),
 }
 
 

@@ -7,14 +7,14 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, FlowMapPolicy
 from sb3_flow.offline_to_online import compare_acting
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16], "n_critics": 2}, "n_candidates": 4, "seed": 0, "device": "cpu"}
 MODES = {"sample", "zero", "best_of_n", "qgbs"}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL, QAM])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_every_mode_is_evaluated_and_the_model_stays(algorithm, deterministic, capsys):
     model = algorithm("MlpPolicy", PointEnv(), **SMALL)

@@ -18,7 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
 from sb3_flow.data import OfflineDataset
 
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "device": "cpu"}
@@ -44,6 +44,7 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),
     "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), **OFFLINE),
     "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), **OFFLINE),
+    "QAM": lambda: QAM("MlpPolicy", PointEnv(), flow_steps=3, edit_scale=0.5, **OFFLINE),
 }
 WAYS: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,

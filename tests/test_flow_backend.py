@@ -1,4 +1,4 @@
-"""``backend`` of RQL, FMQ, FQL, RLPD, DSRL and their policies: what it chooses, says, saves and refuses."""
+"""``backend`` of RQL, FMQ, FQL, RLPD, DSRL, QAM and their policies: what it chooses, says, saves and refuses."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from tasks import PointEnv, collect
 
-from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL
 from sb3_flow.common import backends
 from sb3_flow.dsrl.policies import DSRLPolicy
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, GaussianNetwork, OneStepNetwork, VelocityNetwork, euler_forward
@@ -18,6 +18,7 @@ from sb3_flow.fql.policies import FQLPolicy
 from sb3_flow.fused import compiled_network as flow_backend
 from sb3_flow.fused import launch
 from sb3_flow.fused.compiled_network import compiled_networks
+from sb3_flow.qam.policies import QAMPolicy
 from sb3_flow.rlpd.policies import RLPDPolicy
 from sb3_flow.rql.policies import RQLPolicy
 
@@ -32,7 +33,7 @@ def fresh(monkeypatch):
         monkeypatch.setattr(flow_backend, name, 0)
 
 
-@pytest.fixture(params=[RQL, FMQ, FQL, RLPD, DSRL])
+@pytest.fixture(params=[RQL, FMQ, FQL, RLPD, DSRL, QAM])
 def algorithm(request):
     return request.param
 
@@ -64,7 +65,9 @@ def test_a_backend_computes_all_networks(algorithm, backend, launches):
     assert bool(launches) == (backend == "native")
     n_networks = 3 if algorithm is RLPD else 4
     networks = compiled_networks(model.policy)
-    assert [network.native for network in networks] == [backend == "native"] * (6 if algorithm is DSRL else n_networks)
+    assert [network.native for network in networks] == [backend == "native"] * (
+        (6 if algorithm is DSRL else n_networks) + (algorithm is QAM)
+    )
 
 
 def test_both_backends_agree(algorithm):
@@ -147,7 +150,7 @@ def test_native_is_refused_where_no_network_is_covered(algorithm):
         build(algorithm, backend="native", policy_kwargs={"activation_fn": th.nn.ReLU})
 
 
-@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, RLPDPolicy, DSRLPolicy])
+@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, RLPDPolicy, DSRLPolicy, QAMPolicy])
 def test_a_policy_alone(policy_class, tmp_path, launches):
     env = PointEnv()
     spaces = env.observation_space, env.action_space, lambda progress: 1e-3
@@ -201,9 +204,9 @@ sys.path[:0] = {path!r}
 sys.modules["numba"] = sys.modules["llvmlite"] = None
 import numpy as np
 from tasks import PointEnv, collect
-from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, QAM, RQL
 data = collect(PointEnv(), episodes=2)
-for algorithm in (RQL, FMQ, FQL, RLPD, DSRL):
+for algorithm in (RQL, FMQ, FQL, RLPD, DSRL, QAM):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model = algorithm("MlpPolicy", PointEnv(), batch_size=8, policy_kwargs={{"net_arch": [8]}}, device="cpu", verbose=1)

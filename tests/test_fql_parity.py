@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
-from network_references import as_float64, ensemble_np, mlp_np
+from network_references import as_float64, disturb, mlp_np, q_np, two_trajectories, velocity_np, windows
 
-from sb3_flow import FQL, OfflineDataset
-from sb3_flow.data import ChunkSamples
+from sb3_flow import FQL
 
 B, F, K, N, ACTION_DIM, HORIZON = 8, 10, 3, 5, 2, 3
 A = ACTION_DIM * HORIZON
@@ -20,24 +18,9 @@ ALPHA, GAMMA = 3.0, 0.99
 
 
 def build(**given):
-    rng = np.random.default_rng(0)
-    ends = np.zeros(40, dtype=bool)
-    ends[[19, 39]] = True
-    dataset = OfflineDataset.from_arrays(
-        rng.normal(size=(40, 4)).astype(np.float32),
-        rng.uniform(-1, 1, size=(40, ACTION_DIM)).astype(np.float32),
-        rng.normal(size=40).astype(np.float32),
-        ends,
-        ends,
-        action_space=spaces.Box(-1, 1, (ACTION_DIM,)),
-    )
     sizes = {"horizon_length": HORIZON, "flow_steps": F, "n_critics": K, "n_candidates": N, "gamma": GAMMA}
-    model = FQL("MlpPolicy", None, **sizes, policy_kwargs={"net_arch": [16, 16]}, offline_dataset=dataset, seed=0, **given)
-    generator = th.Generator().manual_seed(1)
-    for parameter in model.policy.parameters():
-        # biases, scales and shifts must matter, and the target must differ from the critics
-        parameter.data += 0.3 * th.randn(parameter.shape, generator=generator)
-    return model
+    sizes["offline_dataset"] = two_trajectories(ACTION_DIM)
+    return disturb(FQL("MlpPolicy", None, **sizes, policy_kwargs={"net_arch": [16, 16]}, seed=0, **given))
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +40,7 @@ def distilled(models):
 
 @pytest.fixture(scope="module")
 def batch():
-    generator = th.Generator().manual_seed(2)
-
-    def randn(*shape):
-        return th.randn(*shape, generator=generator)
-
-    mask = th.ones(B, A)
-    mask[6, 2 * ACTION_DIM :] = 0  # a window that sticks out of its trajectory by one step
-    valid = th.ones(B, 1)
-    valid[6] = 0
-    discounts = th.full((B, 1), GAMMA**HORIZON)
-    discounts[2] = 0  # a terminal
-    return ChunkSamples(randn(B, 4), randn(B, A).clamp(-1, 1), randn(B, 4), 10 * randn(B, 1), discounts, valid, mask)
+    return windows(B, ACTION_DIM, HORIZON, GAMMA)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +57,6 @@ def noise_of_target(model, draws):
 # --------------------------------------------------------- the transcription
 
 
-def velocity_np(weights, s, x, t):
-    inputs = np.concatenate([s, x, t], axis=1)
-    return mlp_np(weights, inputs, 0 * inputs, "velocity_net.")[0]
-
-
 def flow_np(weights, s, z):
     """:return: the flow's action, clipped once, at the end"""
     x = z
@@ -101,11 +68,6 @@ def flow_np(weights, s, z):
 def student_np(weights, s, z):
     inputs = np.concatenate([s, z], axis=1)
     return mlp_np(weights, inputs, 0 * inputs, "network.")[0]
-
-
-def q_np(weights, s, a):
-    """:return: shape (K, B)"""
-    return ensemble_np(weights, np.concatenate([s, a], axis=1), "ensemble.")
 
 
 def aggregate_np(q, how):

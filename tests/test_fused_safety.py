@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_flow import DSRL, FMQ, FQL, PPO, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, PPO, QAM, RLPD, RQL
 from sb3_flow.compiled import unavailable
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
@@ -36,6 +36,7 @@ POLICIES = {
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **SMALL).policy,
     "FQL, best of n": lambda: FQL("MlpPolicy", PointEnv(), actor_type="best_of_n", flow_steps=3, **SMALL).policy,
     "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, acting_mode="sample", **SMALL).policy,
+    "QAM with edits": lambda: QAM("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, edit_scale=0.5, **SMALL).policy,
 }
 
 

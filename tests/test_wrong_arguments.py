@@ -14,11 +14,18 @@ from stable_baselines3 import PPO as SB3PPO
 from tasks import PointEnv, collect
 from zoo_commands import mistake
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
 
 NAN = float("nan")
 ON_POLICY = {PPO: {}, GRPO: {"group_by": "none"}, GSPO: {"group_by": "none"}, MaskablePPO: {}, RecurrentPPO: {}, AsyncPPO: {}}
-OFF_POLICY = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 2}, FQL: {"flow_steps": 2}, RLPD: {"n_critics": 2}, DSRL: {"n_critics": 2}}
+OFF_POLICY = {
+    RQL: {"n_critics": 2, "flow_steps": 2},
+    FMQ: {"n_candidates": 2},
+    FQL: {"flow_steps": 2},
+    RLPD: {"n_critics": 2},
+    DSRL: {"n_critics": 2},
+}
+OFF_POLICY |= {QAM: {"n_critics": 2, "flow_steps": 2}}
 ALL = [*ON_POLICY, *OFF_POLICY]
 
 
@@ -86,6 +93,8 @@ WRONG = [
     ),
     *((DSRL, "noise_scale", given) for given in (0, -1.0, NAN, float("inf"), "wide")),
     *((DSRL, *case) for case in (("rho", -1.0), ("ent_coef", "automatic"), ("ent_coef", -0.1), ("target_entropy", NAN))),
+    *((QAM, name, -1.0) for name in ("inv_temp", "edit_scale", "rho", "max_grad_norm", "ent_coef")),
+    *((QAM, *case) for case in (("flow_steps", 2.5), ("n_critics", 0), ("inv_temp", NAN), ("target_entropy", "low"))),
     *((FMQ, "anneal_end_step", given) for given in (-1, NAN)),
     *((FMQ, "reanchor_every", given) for given in (-1, 1.5)),
     *((FMQ, *case) for case in (("eta", float("inf")), ("adaptive_radius", "yes"), ("normalize_gradient", "no"))),
@@ -200,6 +209,8 @@ IDLE = [
     (FQL, {"normalize_q_loss": True, "actor_type": "best_of_n"}, "normalize_q_loss"),
     (RLPD, {"n_min_critics": 1, "rho": 0.5}, "n_min_critics"),
     (DSRL, {"target_entropy": "auto", "ent_coef": 0.1}, "target_entropy"),
+    (QAM, {"ent_coef": 0.1}, "ent_coef"),
+    (QAM, {"target_entropy": -1.0}, "target_entropy"),
     (PPO, {"dual_clip": 2.0}, "dual_clip"),
     (PPO, {"rho_bar": 2.0}, "rho_bar"),
     (MaskablePPO, {"c_bar": 0.5}, "c_bar"),
@@ -230,6 +241,7 @@ USED = [
     (RLPD, {"n_min_critics": 1}),
     (RLPD, {"rho": 0.5, "bc_alpha": 0.1}),
     (DSRL, {"target_entropy": "auto", "ent_coef": "auto_0.1"}),
+    (QAM, {"ent_coef": 0.1, "target_entropy": -1.0, "edit_scale": 0.1}),
     (PPO, {"rho_bar": 2.0, "advantage": "vtrace"}),
     (PPO, {"rho_bar": 2.0, "policy_loss": "decoupled"}),
     (GRPO, {"credit": "process", "ddof": 1}),
@@ -282,6 +294,7 @@ def test_the_zoo_tunes_what_has_an_effect():
         (FQL, "acting_mode", "zero", "sample", "policy_kwargs"),
         (RLPD, "ent_coef", 0.2, 0.1, "policy_kwargs"),
         (DSRL, "noise_scale", 0.5, 0.8, "policy_kwargs"),
+        (QAM, "edit_scale", 0.1, 0.2, "policy_kwargs"),
         (RQL, "sampling", "transition", "trajectory", "replay_buffer_kwargs"),
         (FMQ, "offline_fraction", 0.5, 0.2, "replay_buffer_kwargs"),
     ],

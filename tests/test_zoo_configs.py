@@ -79,7 +79,7 @@ def built(algo, entry, folder, monkeypatch):
 
     from sb3_flow.zoo.manager import ExperimentManager
 
-    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "rlpd", "dsrl") else entry
+    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "rlpd", "dsrl", "qam") else entry
     env_id = "Pendulum-v1" if env_id == "default" else env_id
     assert env_id in gym.registry
     spaces = spaces_of(FAMILIES.get(env_id, env_id))
@@ -95,7 +95,7 @@ def built(algo, entry, folder, monkeypatch):
             sizes = {"pi": [8], "vf": [8]} if isinstance(kwargs.get("net_arch"), dict) else [8, 8]
             hyperparams["policy_kwargs"] = {**kwargs, "net_arch": sizes}
             hyperparams["batch_size"] = 16
-            if algo in ("rql", "fmq", "fql", "rlpd", "dsrl"):
+            if algo in ("rql", "fmq", "fql", "rlpd", "dsrl", "qam"):
                 hyperparams |= {"buffer_size": 200, "learning_starts": 0}
             else:
                 hyperparams |= {"n_steps": 10, "n_epochs": 1}
@@ -145,7 +145,7 @@ def test_an_entry_builds_its_model_and_learns(algo, entry, tmp_path, monkeypatch
         assert model.offline_updates == 1
     else:
         assert manager.n_timesteps >= 1e4
-        model.learn(30 if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else 1)
+        model.learn(30 if algo in ("rql", "fmq", "fql", "rlpd", "dsrl", "qam") else 1)
     assert model._n_updates > 0
     after = weights_of(model)
     assert all(weight.isfinite().all() for weight in after.values())
@@ -310,3 +310,27 @@ def test_the_entries_of_dsrl_are_its_references(domain):
         names = ("noise_scale", "gamma", "horizon_length", "rho")
         assert tuple(entry[name] for name in names) == DSRL_TABLE[domain]
         assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5_000)
+
+
+# Settings of the reference implementation with edits: inv_temp, scale of edits, rho, chunk length, discount
+QAM_TABLE = {
+    "puzzle-3x3-play-sparse": (1.0, 0.1, 0.5, 5, 0.99),
+    "scene-play-sparse": (1.0, 0.0, 0.5, 5, 0.99),
+    "cube-double-play": (1.0, 0.0, 0.5, 5, 0.99),
+    "cube-triple-play": (3.0, 0.1, 0.5, 5, 0.99),
+    "cube-quadruple-play": (3.0, 0.1, 0.5, 5, 0.99),
+    "puzzle-4x4-play-sparse": (0.1, 0.9, 0.5, 5, 0.99),
+    "antmaze-large-navigate": (1.0, 0.1, 0.5, 1, 0.99),
+    "antmaze-giant-navigate": (10.0, 0.1, 0.5, 1, 0.995),
+    "humanoidmaze-medium-navigate": (3.0, 0.1, 0.0, 1, 0.995),
+    "humanoidmaze-large-navigate": (3.0, 0.1, 0.0, 1, 0.995),
+}
+
+
+@pytest.mark.parametrize("domain", QAM_TABLE)
+def test_the_entries_of_qam_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["qam"][f"{domain}-singletask-task{task}-v0"]
+        names = ("inv_temp", "edit_scale", "rho", "horizon_length", "gamma")
+        assert tuple(entry[name] for name in names) == QAM_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5000)

@@ -17,6 +17,7 @@ SMALL = {
     "fql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "rlpd": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "dsrl": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "qam": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "n_critics:2", "learning_starts:100", "-n", "200"],
     "flow_ppo": ["-n", "300"],
     "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
@@ -25,7 +26,7 @@ SMALL = {
 
 
 def environment(algo):
-    return "Pendulum-v1" if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else "CartPole-v1"
+    return "Pendulum-v1" if algo in ("rql", "fmq", "fql", "rlpd", "dsrl", "qam") else "CartPole-v1"
 
 
 def zoo(*arguments):

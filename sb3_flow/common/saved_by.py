@@ -13,6 +13,7 @@ MARKS = {
     "normalize_q_loss": "FQL",
     "n_min_critics": "RLPD",
     "noise_scale": "DSRL",
+    "inv_temp": "QAM",
     "max_policy_lag": "AsyncPPO",
     "length_scaled_clip": "GSPO",
     "group_size": "GRPO",

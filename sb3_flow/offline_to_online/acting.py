@@ -68,12 +68,17 @@ class ActingPolicy(ChunkedPolicy):
         """Evaluations of the actor's network for a jump of a search."""
         return 1
 
+    @property
+    def noise_dim(self) -> int:
+        """Numbers of the noise of a decision."""
+        return self.acting_actor.chunk_dim
+
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """
         Turn noise into actions, as the acting actor does.
 
         :param observation: B observations
-        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :param noise: n starting points for each of them, shape ``(B, n, noise_dim)``
         :return: actions in [-1, 1], shape ``(B, n, A)``
         """
         raise NotImplementedError  # pragma: no cover
@@ -136,9 +141,9 @@ class ActingPolicy(ChunkedPolicy):
     def predict_chunk(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         actor = self.acting_actor
         if self.acting_mode == "zero":
-            zeros = th.zeros(batch_size_of(observation), 1, actor.chunk_dim, device=self.device)
+            zeros = th.zeros(batch_size_of(observation), 1, self.noise_dim, device=self.device)
             return self.samples(observation, zeros)[:, 0]
-        noise = actor.noise(observation, self.generator, keyed=deterministic)
+        noise = actor.noise(observation, self.generator, deterministic, self.noise_dim)
         if self.acting_mode == "best_of_n":
             return self.best_of(observation, self.samples(observation, noise(self.n_candidates)))
         if self.acting_mode == "qgbs":

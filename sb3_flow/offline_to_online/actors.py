@@ -83,20 +83,28 @@ class GenerativeActor(ChunkedPolicy):
         names = ("net_arch", "features_dim", "activation_fn", "features_extractor", "horizon_length", "noise_seed")
         return {**data, **{name: getattr(self, name) for name in names}}
 
-    def noise(self, observation: PyTorchObs, generator: th.Generator | None = None, keyed: bool = False) -> NoiseSource:
+    def noise(
+        self,
+        observation: PyTorchObs,
+        generator: th.Generator | None = None,
+        keyed: bool = False,
+        noise_dim: int | None = None,
+    ) -> NoiseSource:
         """
         Draw Gaussian starting points of decisions.
 
         :param observation: B observations
         :param generator: of fresh noise; None for torch's own
         :param keyed: the noise depends on the observation and ``noise_seed`` alone, see :mod:`sb3_flow.flow.noise`
-        :return: source of noise of shape ``(B, n, A)``
+        :param noise_dim: numbers of a starting point, by default A
+        :return: source of noise of shape ``(B, n, noise_dim)``
         """
+        size = self.chunk_dim if noise_dim is None else noise_dim
         if not keyed:
-            return fresh_noise(batch_size_of(observation), self.chunk_dim, generator, self.device)
+            return fresh_noise(batch_size_of(observation), size, generator, self.device)
         parts = [observation[name] for name in sorted(observation)] if isinstance(observation, dict) else [observation]
         rows = [(part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)).float() for part in parts]
-        return keyed_noise(th.cat(rows, 1), self.key_multipliers, self.noise_seed, self.chunk_dim)
+        return keyed_noise(th.cat(rows, 1), self.key_multipliers, self.noise_seed, size)
 
     def act(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         """

@@ -174,18 +174,22 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         """Optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default of all networks."""
         return [vars(network)["optimizer"] for network in self.networks.values() if "optimizer" in vars(network)]
 
-    def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float]) -> None:
+    def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float], max_grad_norm: float | None = None) -> None:
         """
         Make one step of the optimisers. The target of the critic, with the rate ``tau``, and the given averages follow the
         weights before this step, as in the reference implementations.
 
         :param loss: scalar
         :param averages: moving averages with their rates
+        :param max_grad_norm: largest norm of the gradient of all networks together; a longer gradient is scaled to it
         """
         optimizers = self.optimizers
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if max_grad_norm is not None:
+            parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+            th.nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=True)
         for average, rate in averages:
             average.step(rate)
         if self._critic_average is not None:

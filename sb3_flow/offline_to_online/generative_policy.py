@@ -155,9 +155,18 @@ class GenerativePolicy(ActingPolicy):
         defaults: dict[str, Any] = {"fused": True} if self.optimizer_class is th.optim.Adam else {}
         return self.optimizer_class(parameters, **{"lr": lr_schedule(1), **defaults, **self.optimizer_kwargs})
 
-    def _trained_actor(self, actor_class: type[Actor], lr_schedule: Schedule, arguments: tuple[str, ...]) -> Actor:
-        """Build an actor with its optimiser; ``arguments`` names those of the policy that the actor takes, too."""
-        own = {name: getattr(self, name) for name in arguments}
+    def _trained_actor(
+        self, actor_class: type[Actor], lr_schedule: Schedule, arguments: tuple[str, ...] = (), **own: Any
+    ) -> Actor:
+        """
+        Build an actor with its optimiser.
+
+        :param actor_class: class of the actor
+        :param lr_schedule: of the optimiser
+        :param arguments: names of the policy's own arguments that the actor takes, too
+        :param own: further arguments of the actor
+        """
+        own = {**own, **{name: getattr(self, name) for name in arguments}}
         actor = actor_class(**self._update_features_extractor({**self._actor_kwargs, **own}))
         actor.optimizer = self._optimizer(actor.parameters(), lr_schedule)
         return actor

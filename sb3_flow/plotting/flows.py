@@ -23,7 +23,7 @@ class Flow:
     The flow of a policy for an observation, as arrays. Noise comes from a generator of its own: looking does not disturb
     training.
 
-    :param model: a model with a flow policy (RQL, FMQ, FQL, RLPD, DSRL), or the policy
+    :param model: a model with a flow policy (RQL, FMQ, FQL, RLPD, DSRL, QAM), or the policy
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param n_samples: number of starting points n
     :param seed: of the starting points
@@ -32,7 +32,9 @@ class Flow:
     def __init__(self, model: Any, observation: Observation, n_samples: int, seed: int) -> None:
         policy = getattr(model, "policy", model)
         if not hasattr(policy, "flow_path"):
-            raise TypeError(f"`model` must be RQL, FMQ, FQL, RLPD, DSRL or their policy, but a {type(policy).__name__} was given.")
+            raise TypeError(
+                f"`model` must be RQL, FMQ, FQL, RLPD, DSRL, QAM or their policy, but a {type(policy).__name__} was given."
+            )
         check_minimum(1, n_samples=n_samples)
         self.policy = policy
         training = policy.training
@@ -41,7 +43,7 @@ class Flow:
         size = len(next(iter(tensor.values())) if isinstance(tensor, dict) else tensor)
         if size != 1:
             raise ValueError(f"`observation` must be a single observation, but {size} were given.")
-        noise = th.randn(1, n_samples, policy.actor.chunk_dim, generator=th.Generator().manual_seed(seed)).to(policy.device)
+        noise = th.randn(1, n_samples, policy.noise_dim, generator=th.Generator().manual_seed(seed)).to(policy.device)
         with th.no_grad():
             times, self._points = policy.flow_path(tensor, noise)
             self.times: np.ndarray = times.cpu().numpy()
@@ -85,7 +87,7 @@ def action_flow(
     action of ``predict(deterministic=True)``. Where an action has just two components and is not part of a chunk, the values
     of all actions are in the background.
 
-    :param model: RQL, FMQ, FQL, RLPD, DSRL, or a policy of theirs
+    :param model: RQL, FMQ, FQL, RLPD, DSRL, QAM, or a policy of theirs
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param dimensions: two components of the (flattened) action, or a single component, which is drawn over flow time; by
         default the first two, if there are two
@@ -214,13 +216,12 @@ def flow_values(
 ) -> "Figure":
     """
     Draw values over denoising time, along the way from noise to action for an observation: for RQL V(s, x_t, t) of the partial
-    action, for FMQ Q of the action that a jump from x_t leads to, for FQL and DSRL of the action that the velocity at x_t
-    points to (DSRL's lines begin at the noise that its actor decides).
-    (RLPD has no flow: its way is the single step from z to its action.) Refining earns no reward and is deterministic, so with
-    a consistent value function (FMQ: flow map; FQL: straight flow) every line is level; their spread shows how much choosing
-    the noise can gain.
+    action, for FMQ Q of the action that a jump from x_t leads to, for FQL, DSRL and QAM of the action that the velocity at x_t
+    heads for. DSRL's lines begin at the noise that its actor decides; RLPD has no flow, but a single step from z to its
+    action. Refining earns no reward and is deterministic, so with a consistent value function (FMQ: flow map; FQL, DSRL and
+    QAM: straight flow) every line is level; their spread shows how much choosing the noise can gain.
 
-    :param model: RQL, FMQ, FQL, RLPD, DSRL, or a policy of theirs
+    :param model: RQL, FMQ, FQL, RLPD, DSRL, QAM, or a policy of theirs
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param n_samples: number of starting points
     :param seed: of the starting points

@@ -6,7 +6,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
@@ -14,6 +14,7 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "fql": FQL,
     "rlpd": RLPD,
     "dsrl": DSRL,
+    "qam": QAM,
     "flow_ppo": PPO,
     "grpo": GRPO,
     "gspo": GSPO,

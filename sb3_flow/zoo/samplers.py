@@ -90,7 +90,18 @@ def sample_dsrl_params(trial: optuna.Trial, n_actions: int, n_envs: int, additio
     return convert_dsrl_params(params)
 
 
-convert_rql_params = convert_fmq_params = convert_rlpd_params = convert_dsrl_params = zoo.convert_offpolicy_params
+def sample_qam_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of QAM: see :func:`sample_rql_params`. ``inv_temp`` matters most; its range is published."""
+    params = _off_policy(trial)
+    params["inv_temp"] = trial.suggest_float("inv_temp", 0.1, 30.0, log=True)
+    params["edit_scale"] = trial.suggest_categorical("edit_scale", [0.0, 0.1, 0.5, 0.9])
+    params["rho"] = trial.suggest_categorical("rho", [0.0, 0.5])
+    return convert_qam_params(params)
+
+
+convert_rql_params = convert_fmq_params = convert_rlpd_params = convert_dsrl_params = convert_qam_params = (
+    zoo.convert_offpolicy_params
+)
 
 
 def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
@@ -164,6 +175,7 @@ def register() -> None:
         "fql": (sample_fql_params, convert_fql_params),
         "rlpd": (sample_rlpd_params, convert_rlpd_params),
         "dsrl": (sample_dsrl_params, convert_dsrl_params),
+        "qam": (sample_qam_params, convert_qam_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),

@@ -19,6 +19,7 @@ from sb3_flow import (
     GRPO,
     GSPO,
     PPO,
+    QAM,
     RLPD,
     RQL,
     AsyncPPO,
@@ -107,7 +108,10 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
     DSRL("FlowPolicy", env, decoder="flow.zip", n_candidates=4, acting_mode="best_of_n", ent_coef="auto_0.1")
     DSRL("FlowPolicy", env, decoder=fmq.policy, horizon_length=5)
     assert_type(dsrl.learn_offline(dataset, 10), DSRL)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd, dsrl]
+    qam = QAM("MlpPolicy", env, inv_temp=3.0, edit_scale=0.1, ent_coef="auto_0.1", target_entropy=-2.0, horizon_length=5)
+    QAM("FlowPolicy", env, rho=0.0, max_grad_norm=None, acting_mode="best_of_n", n_candidates=4)
+    assert_type(qam.learn_offline(dataset, 10), QAM)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd, dsrl, qam]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 

@@ -4,7 +4,22 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
+from sb3_flow import (
+    DSRL,
+    FMQ,
+    FQL,
+    GRPO,
+    GSPO,
+    PPO,
+    QAM,
+    RLPD,
+    RQL,
+    AsyncPPO,
+    GroupedStart,
+    MaskablePPO,
+    OfflineDataset,
+    RecurrentPPO,
+)
 from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.common.statistics import bootstrap_interval
 from sb3_flow.data.generate import generate
@@ -39,6 +54,9 @@ RLPD("MlpPolicy", env, rho="mean")  # wrong
 RLPD("MlpPolicy", env, use_sde=True)  # wrong
 DSRL("MlpPolicy", env, search={"beam_width": 2})  # wrong
 DSRL("MlpPolicy", env, decoder=3)  # wrong
+QAM("MlpPolicy", env, edit=0.1)  # wrong
+QAM("MlpPolicy", env, max_grad_norm="1")  # wrong
+QAM("MlpPolicy", env, acting_mode="edit")  # wrong
 model = RQL("MlpPolicy", env)
 model.learn()  # wrong
 model.learn_offline(dataset)  # wrong
