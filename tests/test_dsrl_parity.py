@@ -22,6 +22,7 @@ from network_references import (
 
 from sb3_flow import DSRL
 from sb3_flow.dsrl import dsrl as module
+from sb3_flow.losses import td_loss
 
 B, F, K, N, ACTION_DIM, HORIZON = 8, 3, 3, 4, 2, 2
 A = ACTION_DIM * HORIZON
@@ -156,7 +157,7 @@ def our_terms(model, batch, draws):
     actor_loss, log_prob = model.actor_loss(batch, tensors["actor_noise"])
     return {
         "target": target,
-        "critic_loss": model.critic_loss(model.critic.bind(batch.observations)(batch.actions), batch, target),
+        "critic_loss": td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid),
         "latent_loss": model.latent_loss(batch, tensors["latent_noise"]),
         "log_prob": log_prob,
         "actor_loss": actor_loss,

@@ -12,6 +12,7 @@ from network_references import as_float64, ensemble_np
 
 from sb3_flow import FMQ, OfflineDataset
 from sb3_flow.data import ChunkSamples
+from sb3_flow.losses import td_loss
 
 B, N, K, ACTION_DIM, HORIZON, FOURIER = 8, 5, 2, 2, 3, 8
 A = ACTION_DIM * HORIZON
@@ -138,7 +139,7 @@ def test_target(monkeypatch, batch, draws, aggregation, offline):
 
 def test_critic_loss(batch):
     model, target = build(), th.linspace(-2, 2, B)[:, None]
-    loss = model.critic_loss(model.critic.bind(batch.observations)(batch.actions), batch, target)
+    loss = td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid)
     q = q_np(model.critic, batch.observations.double().numpy(), batch.actions.double().numpy())
     errors = (q - target.double().numpy()[:, 0]) ** 2
     assert loss.item() == pytest.approx((errors * batch.valid.numpy()[:, 0]).mean(), rel=1e-5)
@@ -213,7 +214,7 @@ def test_each_loss_trains_its_own_network(monkeypatch, batch, distillation):
         assert gradients(model.actor) and not gradients(model.critic)
         model.actor.zero_grad(set_to_none=True)
         q_values = model.critic.bind(batch.observations)(batch.actions)
-        model.critic_loss(q_values, batch, th.zeros(B, 1)).backward()
+        td_loss(q_values, th.zeros(B, 1), batch.valid).backward()
         members = model.critic.ensemble.weights[0].grad
         assert not gradients(model.actor) and all(members[k].any() for k in range(K))  # both critics are trained
         assert not gradients(model.anchor) and not gradients(model.critic_target)

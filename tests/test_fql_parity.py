@@ -11,6 +11,7 @@ import torch as th
 from network_references import as_float64, disturb, mlp_np, q_np, two_trajectories, velocity_np, windows
 
 from sb3_flow import FQL
+from sb3_flow.losses import td_loss
 
 B, F, K, N, ACTION_DIM, HORIZON = 8, 10, 3, 5, 2, 3
 A = ACTION_DIM * HORIZON
@@ -117,7 +118,7 @@ def our_terms(model, batch, draws, student=None):
     with th.no_grad():
         target = model.td_target(batch, noise_of_target(model, tensors))
     terms = {"target": target}
-    terms["critic_loss"] = model.critic_loss(model.critic.bind(batch.observations)(batch.actions), batch, target)
+    terms["critic_loss"] = td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid)
     terms["flow_loss"] = model.flow_loss(batch, tensors["noise"], tensors["time"])
     if model.policy.is_distilled:
         loss, parts = model.actor_loss(student or model.actor, batch, tensors["student_noise"])

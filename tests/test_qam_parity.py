@@ -15,6 +15,7 @@ from network_references import as_float64, disturb, mlp_np, q_np, two_trajectori
 
 from sb3_flow import QAM
 from sb3_flow.flow import action_gradient
+from sb3_flow.losses import td_loss
 
 B, F, K, ACTION_DIM, HORIZON = 8, 5, 3, 2, 2
 A = ACTION_DIM * HORIZON
@@ -205,7 +206,7 @@ def our_terms(model, batch, draws):
     points = model.memoryless_path(batch.observations, path)
     terms = {
         "target": target,
-        "critic": model.critic_loss(model.critic.bind(batch.observations)(batch.actions), batch, target),
+        "critic": td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid),
         "behaviour": model.flow_loss(batch, noise, time),
         "points": th.stack(points),
         "adjoints": th.stack(model.lean_adjoint(batch.observations, points)),

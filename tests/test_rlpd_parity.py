@@ -17,6 +17,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from sb3_flow import RLPD
+from sb3_flow.losses import td_loss
 from sb3_flow.rlpd import rlpd as module
 
 B, K, M, ACTION_DIM, HORIZON = 8, 4, 2, 2, 2
@@ -136,7 +137,7 @@ def our_terms(model, batch, draws):
     noise, next_noise = (th.as_tensor(draws[name], dtype=th.float32) for name in ("noise", "next_noise"))
     with th.no_grad():
         target = model.td_target(batch, next_noise, th.as_tensor(draws["members"]))
-    critic_loss = model.critic_loss(model.critic.bind(batch.observations)(batch.actions), batch, target)
+    critic_loss = td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid)
     actor_loss, log_prob = model.actor_loss(batch, noise)
     terms = {"target": target, "critic_loss": critic_loss, "log_prob": log_prob, "actor_loss": actor_loss}
     return {**terms, "bc_loss": model.bc_loss(batch), "ent_coef_loss": model.entropy_coefficient.loss(log_prob)}

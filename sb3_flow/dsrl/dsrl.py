@@ -14,17 +14,17 @@ from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.dsrl.policies import CnnPolicy, DSRLPolicy, MlpPolicy, MultiInputPolicy
-from sb3_flow.losses import flow_matching_loss, pessimistic_mean
+from sb3_flow.losses import flow_matching_loss, pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor, GenerativeActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.decoders import Decoder, FlowRecipe
-from sb3_flow.offline_to_online.gaussian_actor import EntropyCoefficient, GaussianActor, check_entropy
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, check_entropy
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.values import ActionValue
 
 
-class DSRL(OfflineToOnlineAlgorithm):
+class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     """
     Diffusion Steering via RL: soft actor-critic on the noise of a flow that clones the data (DSRL-NA, with noise aliasing).
 
@@ -100,7 +100,6 @@ class DSRL(OfflineToOnlineAlgorithm):
     latent_critic: ActionValue
     bc_flow: GenerativeActor
     bc_flow_target: GenerativeActor
-    entropy_coefficient: EntropyCoefficient
     noise_scale: float
     flow_steps: int
     decoder: Decoder | FlowRecipe | None
@@ -167,16 +166,6 @@ class DSRL(OfflineToOnlineAlgorithm):
         q_values = self.critic_target.bind(batch.next_observations)(a).unsqueeze(-1)  # (K, B, 1)
         return batch.rewards + batch.discounts * pessimistic_mean(q_values, self.rho)
 
-    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
-        """
-        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
-
-        :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
-        :param target: y, shape ``(B, 1)``
-        :return: L_Q, scalar
-        """
-        return (batch.valid * (q_values.mT - target).square()).mean()
-
     def latent_loss(self, batch: ChunkSamples, noise: th.Tensor) -> th.Tensor:
         """
         Compute the mean squared error of the latent critics (Eq. 3): each learns one critic's values. Gradients reach the
@@ -224,7 +213,7 @@ class DSRL(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = self.critic_loss(q_values, batch, target)
+        critic_loss = td_loss(q_values, target, batch.valid)
         latent_loss = self.latent_loss(batch, latent_noise)
         actor_loss, log_prob = self.actor_loss(batch, actor_noise.unsqueeze(1))
         ent_coef_loss = self.entropy_coefficient.loss(log_prob)
@@ -246,17 +235,6 @@ class DSRL(OfflineToOnlineAlgorithm):
         flow_loss = self.flow_loss(self.bc_flow, batch, noise, time)
         self.descend(loss + flow_loss, (self._flow_average, self.tau))
         return {**metrics, "flow_loss": flow_loss}
-
-    @property
-    def log_ent_coef(self) -> th.Tensor | None:
-        """Logarithm of alpha while it is learned, otherwise None, as in SB3's SAC."""
-        return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
-
-    @property
-    def ent_coef_tensor(self) -> th.Tensor:
-        """The present alpha; SB3's SAC has this only while alpha is constant."""
-        alpha: th.Tensor = self.entropy_coefficient()
-        return alpha
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

@@ -24,7 +24,7 @@ from sb3_flow.fmq.policies import (
     MlpPolicy,
     MultiInputPolicy,
 )
-from sb3_flow.losses import regression_loss
+from sb3_flow.losses import regression_loss, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.values import ActionValue
@@ -177,16 +177,6 @@ class FMQ(OfflineToOnlineAlgorithm):
         q_values = aggregate_q(self.critic_target.bind(batch.next_observations)(a), self._aggregation)
         return batch.rewards + batch.discounts * q_values.unsqueeze(1)
 
-    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
-        """
-        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
-
-        :param q_values: Q_j(s, a) of the data chunks, shape ``(K, B)``
-        :param target: y, shape ``(B, 1)``
-        :return: L_Q, scalar
-        """
-        return (batch.valid * (q_values.mT - target).square()).mean()
-
     def guided_velocity(
         self, batch: ChunkSamples, a_r: th.Tensor, r: th.Tensor, u: th.Tensor
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
@@ -262,7 +252,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = self.critic_loss(q_values, batch, target)
+        critic_loss = td_loss(q_values, target, batch.valid)
         actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, generator)
         self.descend(critic_loss + actor_loss)
         gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]

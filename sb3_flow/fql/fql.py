@@ -15,7 +15,7 @@ from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.flow import aggregate_q
 from sb3_flow.fql.policies import ActorType, CnnPolicy, FQLPolicy, MlpPolicy, MultiInputPolicy, OneStepActor
-from sb3_flow.losses import flow_matching_loss, regression_loss
+from sb3_flow.losses import flow_matching_loss, regression_loss, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
@@ -151,16 +151,6 @@ class FQL(OfflineToOnlineAlgorithm):
         q_values = aggregate_q(self.critic_target.bind(batch.next_observations)(a), self.q_aggregation)
         return batch.rewards + batch.discounts * q_values.unsqueeze(1)
 
-    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
-        """
-        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
-
-        :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
-        :param target: y, shape ``(B, 1)``
-        :return: L_Q, scalar
-        """
-        return (batch.valid * (q_values.mT - target).square()).mean()
-
     def flow_loss(self, batch: ChunkSamples, noise: th.Tensor, time: th.Tensor) -> th.Tensor:
         """
         Compute flow matching of the data chunks (Eq. 1).
@@ -204,7 +194,7 @@ class FQL(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = self.critic_loss(q_values, batch, target)
+        critic_loss = td_loss(q_values, target, batch.valid)
         flow_loss = self.flow_loss(batch, noise, time)
         actor_loss, parts = flow_loss, {"flow_loss": flow_loss}
         if isinstance(self.actor, OneStepActor):

@@ -14,7 +14,7 @@ from sb3_flow.losses.surrogates import (
     sequence_log_ratio,
     value_loss,
 )
-from sb3_flow.losses.value import expectile_loss, pessimistic_mean
+from sb3_flow.losses.value import expectile_loss, pessimistic_mean, td_loss
 
 __all__ = [
     "Advantages",
@@ -40,6 +40,7 @@ __all__ = [
     "regression_loss",
     "segment_mean",
     "sequence_log_ratio",
+    "td_loss",
     "value_loss",
     "vtrace_scan",
 ]

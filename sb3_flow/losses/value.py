@@ -25,3 +25,15 @@ def pessimistic_mean(values: th.Tensor, rho: float) -> th.Tensor:
     """
     mean = values.mean(dim=0)
     return mean if rho == 0.0 else mean - rho * values.std(dim=0, correction=0)
+
+
+def td_loss(q_values: th.Tensor, target: th.Tensor, valid: th.Tensor) -> th.Tensor:
+    """
+    Compute the mean squared error of an ensemble of critics. Windows that are not valid count as zeros.
+
+    :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
+    :param target: y, shape ``(B, 1)``
+    :param valid: 1, or 0 for windows that reach beyond their trajectory, shape ``(B, 1)``
+    :return: scalar
+    """
+    return (valid * (q_values.mT - target).square()).mean()

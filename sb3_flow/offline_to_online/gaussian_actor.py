@@ -148,6 +148,22 @@ class EntropyCoefficient(nn.Module):
         return -(self.log_ent_coef * (log_prob + self.target_entropy).detach()).mean()
 
 
+class HasEntropyCoefficient:
+    """An algorithm with SAC's entropy coefficient, under the names of SB3's SAC."""
+
+    entropy_coefficient: EntropyCoefficient
+
+    @property
+    def log_ent_coef(self) -> th.Tensor | None:
+        """Logarithm of alpha while it is learned, otherwise None."""
+        return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
+
+    @property
+    def ent_coef_tensor(self) -> th.Tensor:
+        """The present alpha; SB3's SAC has this only while alpha is constant."""
+        return self.entropy_coefficient.forward()
+
+
 def check_entropy(ent_coef: str | float, target_entropy: str | float) -> None:
     """
     Refuse arguments that :class:`EntropyCoefficient` cannot use.

@@ -14,17 +14,17 @@ from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.flow import action_gradient
-from sb3_flow.losses import flow_matching_loss, pessimistic_mean
+from sb3_flow.losses import flow_matching_loss, pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.gaussian_actor import EntropyCoefficient, GaussianActor
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.qam.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, QAMPolicy
 
 
-class QAM(OfflineToOnlineAlgorithm):
+class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     """
     Q-learning with Adjoint Matching: a flow is fine-tuned by the critic's action gradient, without backpropagation through it.
 
@@ -107,7 +107,6 @@ class QAM(OfflineToOnlineAlgorithm):
     behaviour: FlowActor
     behaviour_target: FlowActor
     edit_actor: GaussianActor
-    entropy_coefficient: EntropyCoefficient
     critic: ActionValue
     critic_target: ActionValue
     flow_steps: int
@@ -176,16 +175,6 @@ class QAM(OfflineToOnlineAlgorithm):
         actions = self.policy.samples(batch.next_observations, noise)
         q_values = self.critic_target.bind(batch.next_observations)(actions)  # (K, B, 1)
         return batch.rewards + batch.discounts * pessimistic_mean(q_values, self.rho)
-
-    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
-        """
-        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
-
-        :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
-        :param target: y, shape ``(B, 1)``
-        :return: L_Q, scalar
-        """
-        return (batch.valid * (q_values.mT - target).square()).mean()
 
     def flow_loss(self, batch: ChunkSamples, noise: th.Tensor, time: th.Tensor) -> th.Tensor:
         """
@@ -285,7 +274,7 @@ class QAM(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, decisions[0])
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = self.critic_loss(q_values, batch, target)
+        critic_loss = td_loss(q_values, target, batch.valid)
         flow_loss = self.flow_loss(batch, noise[0], time)
         adjoint_loss, parts = self.adjoint_loss(batch, noise[1:])
         actor_loss = flow_loss + adjoint_loss

@@ -13,15 +13,15 @@ from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, ch
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import ACTION_MARGIN, Storage
 from sb3_flow.data.table import Sampling
-from sb3_flow.losses import pessimistic_mean
+from sb3_flow.losses import pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.gaussian_actor import EntropyCoefficient, GaussianActor, check_entropy
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, check_entropy
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.rlpd.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, RLPDPolicy
 
 
-class RLPD(OfflineToOnlineAlgorithm):
+class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     """
     Reinforcement learning with prior data: SAC from the first online step on, with half of every batch from a dataset.
 
@@ -86,7 +86,6 @@ class RLPD(OfflineToOnlineAlgorithm):
     actor: GaussianActor
     critic: ActionValue
     critic_target: ActionValue
-    entropy_coefficient: EntropyCoefficient
     n_critics: int
     n_min_critics: int
     n_candidates: int
@@ -157,16 +156,6 @@ class RLPD(OfflineToOnlineAlgorithm):
             q = q - self.entropy_coefficient() * log_prob
         return batch.rewards + batch.discounts * q
 
-    def critic_loss(self, q_values: th.Tensor, batch: ChunkSamples, target: th.Tensor) -> th.Tensor:
-        """
-        Compute the mean squared error of the critics; windows that reach beyond their trajectory count as zeros.
-
-        :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
-        :param target: y, shape ``(B, 1)``
-        :return: L_Q, scalar
-        """
-        return (batch.valid * (q_values.mT - target).square()).mean()
-
     def actor_loss(self, batch: ChunkSamples, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
         Compute L_actor of Eq. 2. Gradients reach the actor alone.
@@ -192,7 +181,7 @@ class RLPD(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise, members)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        loss = critic_loss = self.critic_loss(q_values, batch, target)
+        loss = critic_loss = td_loss(q_values, target, batch.valid)
         metrics = {"critic_loss": critic_loss, "q_mean": q_values.detach().mean(), "target_mean": target.mean()}
         if (self._n_updates + 1) % self.policy_delay == 0:
             actor_loss, log_prob = self.actor_loss(batch, noise)
@@ -207,16 +196,6 @@ class RLPD(OfflineToOnlineAlgorithm):
             loss = loss + actor_loss
         self.descend(loss)
         return metrics
-
-    @property
-    def log_ent_coef(self) -> th.Tensor | None:
-        """Logarithm of alpha while it is learned, otherwise None, as in SB3's SAC."""
-        return self.entropy_coefficient.log_ent_coef if self.entropy_coefficient.is_learned else None
-
-    @property
-    def ent_coef_tensor(self) -> th.Tensor:
-        """The present alpha; SB3's SAC has this only while alpha is constant."""
-        return self.entropy_coefficient.forward()
 
     def _check_arguments(self) -> None:
         super()._check_arguments()
