@@ -4,9 +4,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
-SEATS := RQL FMQ FQL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+SEATS := RQL FMQ FQL RLPD DSRL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
 # what runs once more with compiled code off
-WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity fql fql_parity offline_to_online keyed_noise
+WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity fql fql_parity rlpd rlpd_parity gaussian_actor dsrl dsrl_parity offline_to_online keyed_noise
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 

@@ -4,18 +4,22 @@ from sb3_flow.version import __version__  # first, since it checks what the rest
 
 # isort: split
 from sb3_flow.data import OfflineDataset
+from sb3_flow.dsrl import DSRL
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
 from sb3_flow.ppo import PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow.rlpd import RLPD
 from sb3_flow.rql import RQL
 
 __all__ = [
+    "DSRL",
     "FMQ",
     "FQL",
     "GRPO",
     "GSPO",
     "PPO",
+    "RLPD",
     "RQL",
     "AsyncPPO",
     "FlowMapPolicy",

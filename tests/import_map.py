@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "sb3_flow"
 FLOORS = (
     ("zoo",),
     ("grpo",),
-    ("ppo", "rql", "fmq", "fql"),
+    ("ppo", "rql", "fmq", "fql", "rlpd", "dsrl"),
     ("collect",),
     ("offline_to_online", "on_policy", "plotting", "envs"),
     ("data",),

@@ -21,11 +21,13 @@ from tasks import PointEnv, collect
 from torch import nn
 
 from sb3_flow import (
+    DSRL,
     FMQ,
     FQL,
     GRPO,
     GSPO,
     PPO,
+    RLPD,
     RQL,
     AsyncPPO,
     FlowMapPolicy,
@@ -242,6 +244,37 @@ CLONED_FLOW = OFF_POLICY | {
     "acting_mode": Case("best_of_n"),
     "search": Case({"beam_width": 2}, acting_mode="qgbs", actor_type="best_of_n"),
 }
+GAUSSIAN = OFF_POLICY | {
+    "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),
+    "optimize_memory_usage": Refused(True),
+    "sampling": Case("trajectory"),
+    "execution_horizon": Case(1, horizon_length=2),
+    "ent_coef": Case("auto_0.1"),
+    "target_entropy": Case(-30.0, gradient_steps=3),
+    "backup_entropy": Case(False),
+    "n_critics": Case(2),
+    "n_min_critics": Case(1),
+    "rho": Case(0.5),
+    "policy_delay": Case(2),
+    "bc_alpha": Case(0.5),
+    "n_candidates": Case(5, acting_mode="best_of_n"),
+    "acting_mode": Case("best_of_n"),
+}
+STEERED = OFF_POLICY | {
+    "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),
+    "optimize_memory_usage": Refused(True),
+    "sampling": Case("trajectory"),
+    "execution_horizon": Case(1, horizon_length=2),
+    "noise_scale": Case(0.5),
+    "flow_steps": Case(3),
+    "decoder": Case("flow.zip", flow_steps=10),
+    "rho": Case(0.0),
+    "ent_coef": Case(0.1),
+    "target_entropy": Case("auto"),
+    "n_critics": Case(3),
+    "n_candidates": Case(5),
+    "acting_mode": Case("zero"),
+}
 POLICY = {
     "lr_schedule": Case(lambda _: 0.1),
     "horizon_length": Case(2),
@@ -278,6 +311,8 @@ CASES: dict[type, dict[str, Any]] = {
     RQL: FLOW,
     FMQ: FLOW_MAP,
     FQL: CLONED_FLOW,
+    RLPD: GAUSSIAN,
+    DSRL: STEERED,
     FlowMapPolicy: POLICY,
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
@@ -290,7 +325,7 @@ IDLE: dict[type, dict[str, str]] = {
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(("mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
-    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL)},
+    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL)},
     FlowMapPolicy: {},
 }
 
@@ -335,11 +370,14 @@ def on_policy(called: type, folder: Any, given: dict[str, Any]) -> Any:
 
 def off_policy(called: type, given: dict[str, Any]) -> Any:
     own: dict[Any, dict[str, Any]] = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 3, "warmup_steps": 0}}
+    own[RLPD] = {"n_candidates": 3, "n_critics": 3}
     small: dict[str, Any] = own.get(called, {"n_candidates": 3, "flow_steps": 2})
     small |= {"policy_kwargs": {"net_arch": [4]}, "learning_rate": 0.01, "batch_size": 6, "buffer_size": 100, "seed": 0}
     small |= {"learning_starts": 3, "offline_dataset": data(), "offline_steps": 2, "backend": "torch", "device": "cpu"}
     if "offline_dataset" in given and given["offline_dataset"] is None:
         small["offline_steps"] = 0
+    if "decoder" in given:
+        FQL("MlpPolicy", PointEnv(), policy_kwargs={"net_arch": [4]}, seed=9).save(given["decoder"])
     policy = given.pop("policy", "MlpPolicy")
     model = called(policy, PointEnv(length=8), **small | given)
     return model.learn(14) if hasattr(model, "policy") else model
@@ -362,7 +400,7 @@ def observed(called: type, folder: Any, capsys: Any, given: dict[str, Any]) -> d
     if called is FlowMapPolicy:
         model = policy = policy_alone(given)
     else:
-        model = off_policy(called, given) if called in (RQL, FMQ, FQL) else on_policy(called, folder, given)
+        model = off_policy(called, given) if called in (RQL, FMQ, FQL, RLPD, DSRL) else on_policy(called, folder, given)
         policy = getattr(model, "policy", None)
     if policy is None:
         return {"built": b""}

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from torch.distributions import Distribution
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
 from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint, write_atomically
 
 SMALL: dict[str, Any] = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "device": "cpu", "policy_kwargs": {"net_arch": [8]}}
@@ -36,6 +36,8 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), **OFFLINE),
     "FMQ": lambda: FMQ("MlpPolicy", PointEnv(), **OFFLINE),
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),
+    "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), **OFFLINE),
+    "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), **OFFLINE),
 }
 
 

@@ -7,20 +7,21 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL, FlowMapPolicy
 from sb3_flow.offline_to_online import compare_acting
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16], "n_critics": 2}, "n_candidates": 4, "seed": 0, "device": "cpu"}
 MODES = {"sample", "zero", "best_of_n", "qgbs"}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_every_mode_is_evaluated_and_the_model_stays(algorithm, deterministic, capsys):
     model = algorithm("MlpPolicy", PointEnv(), **SMALL)
     mode = model.policy.acting_mode
     found = compare_acting(model, PointEnv(), 4, deterministic=deterministic)
-    modes = MODES - {"qgbs"} if algorithm is FQL else MODES  # the distilled actor has no flow to search along
+    # actors of one step have no flow to search along, and a steered flow is not searched
+    modes = MODES - {"qgbs"} if algorithm in (FQL, DSRL, RLPD) else MODES
     assert set(found) == modes and model.policy.acting_mode == model.acting_mode == mode
     means = [result.mean_return.value for result in found.values()]
     assert means == sorted(means, reverse=True)

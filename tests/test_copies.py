@@ -18,7 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, GRPO, PPO, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
 from sb3_flow.data import OfflineDataset
 
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "device": "cpu"}
@@ -42,6 +42,8 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), **OFFLINE),
     "FMQ": lambda: FMQ("MlpPolicy", PointEnv(), **OFFLINE),
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),
+    "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), **OFFLINE),
+    "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), **OFFLINE),
 }
 WAYS: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
@@ -72,7 +74,7 @@ def test_a_copy_learns_by_itself_what_the_original_does(name, way):
     np.testing.assert_array_equal(*(one.predict(observation, deterministic=True)[0] for one in (model, copied)))
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 def test_a_copy_shares_the_dataset_which_is_read_only(algorithm, tmp_path):
     collect(PointEnv()).save(tmp_path / "data")
     dataset = OfflineDataset.load(f"npz:{tmp_path / 'data'}")  # memory-mapped

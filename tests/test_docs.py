@@ -13,10 +13,12 @@ from manual import BLOCKS, PAGES, ROOT
 from stable_baselines3 import SAC
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 from sb3_flow.common.checks import arguments_of
+from sb3_flow.dsrl import MlpPolicy as DSRLPolicy
 from sb3_flow.fmq import MlpPolicy as FMQPolicy
 from sb3_flow.fql import MlpPolicy as FQLPolicy
+from sb3_flow.rlpd import MlpPolicy as RLPDPolicy
 from sb3_flow.rql import MlpPolicy as RQLPolicy
 
 
@@ -99,13 +101,14 @@ def test_the_host_builds_the_manual_with_extras_that_exist():
     assert (ROOT / configuration).is_file()
 
 
-PAIRS = [(SAC, RQL), (SAC, FMQ), (SAC, FQL), (SACPolicy, RQLPolicy), (SACPolicy, FMQPolicy), (SACPolicy, FQLPolicy)]
+PAIRS = [(SAC, ours) for ours in (RQL, FMQ, FQL, DSRL, RLPD)]
+PAIRS += [(SACPolicy, ours) for ours in (RQLPolicy, FMQPolicy, FQLPolicy, DSRLPolicy, RLPDPolicy)]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_what_sac_has_and_we_have_not_is_on_its_page(theirs, ours):
     first_column = "".join(re.findall(r"^\|([^|]*)\|", PAGES["docs/guide/coming_from_sac.md"], re.M))
     gone = set(arguments_of(theirs)) - set(arguments_of(ours))
-    assert {"ent_coef"} & gone or {"log_std_init"} & gone
+    assert {"use_sde"} & gone or {"log_std_init"} & gone
     for name in gone:
         assert f"`{name}`" in first_column

@@ -10,7 +10,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 from sb3_flow.common.statistics import Estimate, bootstrap_interval, interquartile_mean
 from sb3_flow.envs import SuccessInfo
 from sb3_flow.offline_to_online.evaluation_notes import find_evaluations
@@ -93,7 +93,7 @@ def test_bad_arguments(arguments, message):
 # ----------------------------------------------------------------- EvalCallback
 
 
-MODES = {RQL: ("zero", "best_of_n"), FMQ: ("best_of_n", "sample"), FQL: ("sample", "zero")}
+MODES = {RQL: ("zero", "best_of_n"), FMQ: ("best_of_n", "sample"), FQL: ("sample", "zero"), RLPD: ("zero", "sample"), DSRL: ("best_of_n", "zero")}
 
 
 @pytest.mark.parametrize(("algorithm", "modes"), MODES.items())

@@ -1,4 +1,4 @@
-"""``backend`` of RQL, FMQ, FQL and their policies: what it chooses, says, saves and refuses."""
+"""``backend`` of RQL, FMQ, FQL, RLPD, DSRL and their policies: what it chooses, says, saves and refuses."""
 
 import os
 import subprocess
@@ -9,14 +9,16 @@ import pytest
 import torch as th
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 from sb3_flow.common import backends
-from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, OneStepNetwork, VelocityNetwork, euler_forward
+from sb3_flow.dsrl.policies import DSRLPolicy
+from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, GaussianNetwork, OneStepNetwork, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
 from sb3_flow.fql.policies import FQLPolicy
 from sb3_flow.fused import compiled_network as flow_backend
 from sb3_flow.fused import launch
 from sb3_flow.fused.compiled_network import compiled_networks
+from sb3_flow.rlpd.policies import RLPDPolicy
 from sb3_flow.rql.policies import RQLPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}
@@ -30,7 +32,7 @@ def fresh(monkeypatch):
         monkeypatch.setattr(flow_backend, name, 0)
 
 
-@pytest.fixture(params=[RQL, FMQ, FQL])
+@pytest.fixture(params=[RQL, FMQ, FQL, RLPD, DSRL])
 def algorithm(request):
     return request.param
 
@@ -60,7 +62,9 @@ def test_a_backend_computes_all_networks(algorithm, backend, launches):
     model = trained(build(algorithm, backend=backend, batch_size=8))
     model.predict(np.zeros((3, 2), np.float32))
     assert bool(launches) == (backend == "native")
-    assert [network.native for network in compiled_networks(model.policy)] == [backend == "native"] * 4
+    n_networks = 3 if algorithm is RLPD else 4
+    networks = compiled_networks(model.policy)
+    assert [network.native for network in networks] == [backend == "native"] * (6 if algorithm is DSRL else n_networks)
 
 
 def test_both_backends_agree(algorithm):
@@ -143,7 +147,7 @@ def test_native_is_refused_where_no_network_is_covered(algorithm):
         build(algorithm, backend="native", policy_kwargs={"activation_fn": th.nn.ReLU})
 
 
-@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy])
+@pytest.mark.parametrize("policy_class", [RQLPolicy, FlowMapPolicy, FQLPolicy, RLPDPolicy, DSRLPolicy])
 def test_a_policy_alone(policy_class, tmp_path, launches):
     env = PointEnv()
     spaces = env.observation_space, env.action_space, lambda progress: 1e-3
@@ -166,7 +170,7 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
     monkeypatch.setattr(launch.Launch, "__call__", lambda *args: (launches.append(1), launched(*args))[1])
     ensemble, field = EnsembleMLP(2, 10, [100, 100]), VelocityNetwork(5, 5, [100])
     wide, flow_map = VelocityNetwork(5, 5, [800, 800]), FlowMapNetwork(5, 5, [300, 300])
-    one_step = OneStepNetwork(5, 5, [300, 300])
+    one_step, gaussian = OneStepNetwork(5, 5, [300, 300]), GaussianNetwork(5, 5, [300, 300])
     with th.no_grad():
         for network, rows, expected in ((ensemble, 1, 1), (EnsembleMLP(2, 10, [500, 500]), 7, 0), (ensemble, 64, 1)):
             launches.clear()
@@ -175,7 +179,8 @@ def test_a_fixed_rule_leaves_what_is_too_little_to_torch(monkeypatch, launches):
         for rows, expected in ((15, 0), (16, 1)):
             launches.clear()
             one_step(th.randn(rows, 5), th.randn(rows, 5))
-            assert len(launches) == expected
+            gaussian(th.randn(rows, 5))
+            assert len(launches) == 2 * expected
             for n_candidates in (None, 1):
                 launches.clear()
                 velocity = flow_map.bind(th.randn(rows, 5), n_candidates)
@@ -196,9 +201,9 @@ sys.path[:0] = {path!r}
 sys.modules["numba"] = sys.modules["llvmlite"] = None
 import numpy as np
 from tasks import PointEnv, collect
-from sb3_flow import FMQ, FQL, RQL
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL
 data = collect(PointEnv(), episodes=2)
-for algorithm in (RQL, FMQ, FQL):
+for algorithm in (RQL, FMQ, FQL, RLPD, DSRL):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         model = algorithm("MlpPolicy", PointEnv(), batch_size=8, policy_kwargs={{"net_arch": [8]}}, device="cpu", verbose=1)
@@ -218,5 +223,5 @@ def test_without_numba():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Using the torch backend, which is slower: numba cannot be used") >= 1
-    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 3
-    assert run.stdout.count("(2,)") == 3
+    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 4
+    assert run.stdout.count("(2,)") == 4

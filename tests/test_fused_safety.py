@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_flow import FMQ, FQL, PPO, RQL
+from sb3_flow import DSRL, FMQ, FQL, PPO, RLPD, RQL
 from sb3_flow.compiled import unavailable
 from sb3_flow.flow import EnsembleMLP, FlowMapNetwork, TanhGELU, VelocityNetwork, euler_forward
 from sb3_flow.fmq import FlowMapPolicy
@@ -29,11 +29,13 @@ SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "seed": 0, "device": "cpu"}
 POLICIES = {
     "PPO": lambda: PPO("MlpPolicy", PointEnv(), n_steps=16, batch_size=16, **SMALL).policy,
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, **SMALL).policy,
+    "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), n_critics=2, **SMALL).policy,
     "RQL, best of n": lambda: RQL("MlpPolicy", PointEnv(), n_critics=2, acting_mode="best_of_n", **SMALL).policy,
     "FMQ, one step": lambda: FMQ("MlpPolicy", PointEnv(), acting_mode="sample", **SMALL).policy,
     "FMQ, best of n": lambda: FMQ("MlpPolicy", PointEnv(), **SMALL).policy,
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **SMALL).policy,
     "FQL, best of n": lambda: FQL("MlpPolicy", PointEnv(), actor_type="best_of_n", flow_steps=3, **SMALL).policy,
+    "DSRL": lambda: DSRL("MlpPolicy", PointEnv(), n_critics=2, flow_steps=3, acting_mode="sample", **SMALL).policy,
 }
 
 
@@ -544,7 +546,9 @@ def test_no_observations_in_a_search():
         ("flow_steps", lambda size: RQL("MlpPolicy", PointEnv(), policy_kwargs={"flow_steps": size})),
         ("n_critics", lambda size: RQL("MlpPolicy", PointEnv(), n_critics=size)),
         ("n_critics", lambda size: FQL("MlpPolicy", PointEnv(), n_critics=size)),
+        ("n_critics", lambda size: RLPD("MlpPolicy", PointEnv(), n_critics=size)),
         ("flow_steps", lambda size: FQL("MlpPolicy", PointEnv(), policy_kwargs={"flow_steps": size})),
+        ("n_candidates", lambda size: DSRL("MlpPolicy", PointEnv(), n_candidates=size)),
         ("n_critics", lambda size: RQL("MlpPolicy", PointEnv(), policy_kwargs={"n_critics": size})),
         ("n_candidates", lambda size: RQL("MlpPolicy", PointEnv(), n_candidates=size)),
         ("n_candidates", lambda size: FMQ("MlpPolicy", PointEnv(), policy_kwargs={"n_candidates": size})),

@@ -10,7 +10,7 @@ import torch as th
 from gymnasium import spaces
 from tasks import PointEnv
 
-from sb3_flow import FMQ, FQL, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, RLPD, RQL, FlowMapPolicy
 from sb3_flow.flow import keyed_noise, multipliers
 from sb3_flow.flow.noise import FIRST, GAMMA, SECOND, keyed_normal, mix, row_keys
 from sb3_flow.fused import fusable
@@ -189,8 +189,16 @@ def test_lists_are_no_rows():
 # ----------------------------------------------------------------- policies
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+UNSEARCHED = (DSRL, RLPD)
+CASES = [
+    (algorithm, mode)
+    for algorithm in (RQL, FMQ, FQL, DSRL, RLPD)
+    for mode in MODES
+    if mode != "qgbs" or algorithm not in UNSEARCHED
+]
+
+
+@pytest.mark.parametrize(("algorithm", "mode"), CASES)
 def test_an_observation_has_one_action(algorithm, mode, tmp_path):
     own = {"actor_type": "best_of_n"} if algorithm is FQL and mode == "qgbs" else {}
     model = build(algorithm, mode, **own)
@@ -220,7 +228,7 @@ def test_an_observation_has_one_action(algorithm, mode, tmp_path):
     np.testing.assert_array_equal(act(other, observations), actions)
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 def test_a_seed_that_was_not_given_is_drawn_once(algorithm, tmp_path):
     observations = np.zeros((3, 2), np.float32)
     model, other = build(algorithm, seed=None), build(algorithm, seed=None)

@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
 from sb3_flow.data.generate import generate
 
 # the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs
@@ -140,5 +140,5 @@ def test_the_front_page_is_short_and_names_every_class():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 170
     table = readme.split("## Which class do I want?")[1].split("##")[0]
-    for algorithm in (RQL, FMQ, FQL, FlowMapPolicy, PPO, MaskablePPO, RecurrentPPO, GRPO, GSPO, AsyncPPO):
+    for algorithm in (RQL, FMQ, FQL, RLPD, DSRL, FlowMapPolicy, PPO, MaskablePPO, RecurrentPPO, GRPO, GSPO, AsyncPPO):
         assert f"`{algorithm.__name__}`" in table

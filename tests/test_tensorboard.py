@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import HumanOutputFormat
 from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
 from sb3_flow.envs import SuccessInfo
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
@@ -26,15 +26,23 @@ IMITATION = {"train/diagonal_loss", "train/distillation_loss"}
 GUIDANCE = {f"train/{name}" for name in ("guidance_loss", "guidance_norm", "guidance_radius", "drift", "guided_q")}
 BEHAVIOUR = {f"offline/behaviour_return{end}" for end in ("", "_low", "_high")}
 FQL_KEYS = {f"train/{name}" for name in ("flow_loss", "distillation_loss", "actor_q", "q_mean", "target_mean")}
+RLPD_KEYS = {f"train/{name}" for name in ("ent_coef", "ent_coef_loss", "entropy", "q_mean", "target_mean")}
+DSRL_KEYS = {
+    f"train/{name}" for name in ("flow_loss", "latent_loss", "ent_coef", "ent_coef_loss", "entropy", "q_mean", "target_mean")
+}
 OFFLINE = {
     RQL: COMMON | RQL_KEYS | EVALUATION | BEHAVIOUR,
     FMQ: COMMON | FMQ_KEYS | IMITATION | EVALUATION | BEHAVIOUR,
     FQL: COMMON | FQL_KEYS | EVALUATION | BEHAVIOUR,
+    RLPD: COMMON | RLPD_KEYS | EVALUATION | BEHAVIOUR,
+    DSRL: COMMON | DSRL_KEYS | EVALUATION | BEHAVIOUR,
 }
 ONLINE = {
     RQL: COMMON | RQL_KEYS | EVALUATION | ROLLOUT | {"rollout/success_rate"},
     FMQ: COMMON | FMQ_KEYS | GUIDANCE | EVALUATION | ROLLOUT | {"rollout/success_rate"},
     FQL: COMMON | FQL_KEYS | EVALUATION | ROLLOUT | {"rollout/success_rate"},
+    RLPD: COMMON | RLPD_KEYS | EVALUATION | ROLLOUT | {"rollout/success_rate"},
+    DSRL: COMMON | DSRL_KEYS | EVALUATION | ROLLOUT | {"rollout/success_rate"},
 }
 
 
@@ -56,7 +64,7 @@ def scalars(folder):
     return {tag: ([event.step for event in events], [event.value for event in events]) for tag, events in tags.items()}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 def test_both_phases(algorithm, dataset, tmp_path):
     """A run for each: gradient steps are on the x-axis of the offline one, environment steps on that of the online one."""
     evaluation = EvalCallback(make_vec_env(success_env), n_eval_episodes=1, eval_freq=4, verbose=0)

@@ -12,17 +12,17 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_flow import FMQ, FQL, PPO, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, PPO, RLPD, RQL, FlowMapPolicy
 from sb3_flow.plotting import FlowVisualisationCallback
 from sb3_flow.plotting.flows import action_flow, flow_values
 
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
 ON_POLICY = {"n_steps": 16, "policy_kwargs": {"net_arch": [8]}, "seed": 0, "learning_rate": 0.01}
 OBSERVATION = np.array([0.7, 0.5], np.float32)
-OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}}
+OWN = {RQL: {}, FMQ: {}, FQL: {"actor_type": "best_of_n"}, RLPD: {"n_critics": 2}, DSRL: {}}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 @pytest.mark.parametrize("horizon_length", [1, 3])
 def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
     model = algorithm("MlpPolicy", PointEnv(), horizon_length=horizon_length, **SMALL, **OWN[algorithm])
@@ -32,12 +32,14 @@ def test_path_ends_in_what_acts_and_its_value(algorithm, horizon_length):
         times, points = policy.flow_path(observation, noise)
         values = policy.path_values(observation, times, points)
         acting = policy.actor_ema if algorithm is RQL else policy.actor
-        actions = acting.act(observation, noise)
+        start = policy.steered(observation, noise) if algorithm is DSRL else noise
+        actions = policy.samples(observation, noise) if algorithm is DSRL else acting.act(observation, noise)
         expected = th.stack([th.cat(policy.critic(observation, actions[:, i]), dim=1) for i in range(5)])  # (n, B, K)
     assert (times[0], times[-1]) == (0, 1)
-    assert points.shape == (11, 2, 5, 2 * horizon_length)
-    assert values.shape == (policy.n_critics, 11, 2, 5)
-    assert th.equal(points[0], noise)
+    n_points = 2 if algorithm is RLPD else 11  # its actor takes one step
+    assert points.shape == (n_points, 2, 5, 2 * horizon_length)
+    assert values.shape == (policy.n_critics, n_points, 2, 5)
+    assert th.equal(points[0], start)
     th.testing.assert_close(points[-1], actions, rtol=1e-5, atol=1e-6)  # acting is one kernel, it rounds differently
     assert th.allclose(values[:, -1], expected.permute(2, 1, 0), atol=1e-6)
 
@@ -79,13 +81,13 @@ def test_the_distilled_actor_goes_there_in_one_step():
     assert len(figure.axes[0].collections[0].get_segments()) == 7
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 def test_pictures_of_a_flow(algorithm, tmp_path):
     model = algorithm("MlpPolicy", PointEnv(), **SMALL, **OWN[algorithm])
     figure = action_flow(model, OBSERVATION, n_samples=7, path=tmp_path / "flow.png")
     left, right = figure.axes[:2]
     assert left.get_xlabel() == right.get_xlabel() == "action[0]"
-    assert len(left.collections[0].get_segments()) == 10 * 7
+    assert len(left.collections[0].get_segments()) == (1 if algorithm is RLPD else 10) * 7
     star = right.collections[-1].get_offsets()[0]
     assert np.allclose(star, model.predict(OBSERVATION, deterministic=True)[0], atol=1e-6), "in the units of the actions"
     field = right.collections[0].get_array()
@@ -133,7 +135,7 @@ def test_other_observations(kind, policy):
         ({"chunk_step": 1}, ValueError, "`chunk_step` must be from 0 to 0, but 1"),
         ({"n_samples": 0}, ValueError, "`n_samples` must be at least 1"),
         ({"observation": np.zeros((2, 2), np.float32)}, ValueError, "`observation` must be a single observation, but 2"),
-        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "must be RQL, FMQ, FQL or their policy, but a ActorCritic"),
+        ({"model": PPO("MlpPolicy", PointEnv())}, TypeError, "must be RQL, FMQ, FQL, RLPD, DSRL or their policy, but a ActorCritic"),
     ],
 )
 def test_flows_that_cannot_be_drawn(arguments, error, message):
@@ -151,7 +153,7 @@ def images(folder):
     return {tag: [event.step for event in accumulator.Images(tag)] for tag in accumulator.Tags()["images"]}
 
 
-@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL])
+@pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])
 def test_pictures_of_both_phases(algorithm, tmp_path):
     dataset, weights = collect(PointEnv()), []
     for drawn in (False, True):

@@ -14,11 +14,11 @@ from stable_baselines3 import PPO as SB3PPO
 from tasks import PointEnv, collect
 from zoo_commands import mistake
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
 
 NAN = float("nan")
 ON_POLICY = {PPO: {}, GRPO: {"group_by": "none"}, GSPO: {"group_by": "none"}, MaskablePPO: {}, RecurrentPPO: {}, AsyncPPO: {}}
-OFF_POLICY = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 2}, FQL: {"flow_steps": 2}}
+OFF_POLICY = {RQL: {"n_critics": 2, "flow_steps": 2}, FMQ: {"n_candidates": 2}, FQL: {"flow_steps": 2}, RLPD: {"n_critics": 2}, DSRL: {"n_critics": 2}}
 ALL = [*ON_POLICY, *OFF_POLICY]
 
 
@@ -76,6 +76,16 @@ WRONG = [
     *((algorithm, *case) for algorithm in OFF_POLICY for case in WRONG_OFF_POLICY),
     *((RQL, *case) for case in (("flow_steps", 2.5), ("n_critics", 2.5), ("alpha", float("inf")), ("rho", NAN))),
     *((FQL, *case) for case in (("flow_steps", 2.5), ("n_critics", 0), ("alpha", -1.0), ("normalize_q_loss", "yes"))),
+    *(
+        (RLPD, *case)
+        for case in (("n_critics", 0), ("rho", NAN), ("bc_alpha", -1.0), ("backup_entropy", "yes"), ("ent_coef", "a"))
+    ),
+    *(
+        (RLPD, *case)
+        for case in (("n_min_critics", 0), ("policy_delay", 0), ("target_entropy", NAN), ("offline_fraction", 2.0))
+    ),
+    *((DSRL, "noise_scale", given) for given in (0, -1.0, NAN, float("inf"), "wide")),
+    *((DSRL, *case) for case in (("rho", -1.0), ("ent_coef", "automatic"), ("ent_coef", -0.1), ("target_entropy", NAN))),
     *((FMQ, "anneal_end_step", given) for given in (-1, NAN)),
     *((FMQ, "reanchor_every", given) for given in (-1, 1.5)),
     *((FMQ, *case) for case in (("eta", float("inf")), ("adaptive_radius", "yes"), ("normalize_gradient", "no"))),
@@ -126,7 +136,7 @@ def test_values_of_the_policy(name, given):
 
 @pytest.mark.parametrize("given", [{"eta": NAN}, {"rho": NAN}, {"completion": "x"}, {"beam_width": 1.5}], ids=str)
 def test_settings_of_the_search(given):
-    for algorithm in OFF_POLICY:
+    for algorithm in (RQL, FMQ, FQL):  # DSRL has no search
         with pytest.raises(ValueError, match=f"`{next(iter(given))}` must be "):
             build(algorithm, search=given)
 
@@ -188,6 +198,8 @@ IDLE = [
     (FMQ, {"lsd_gradient": "diagonal"}, "lsd_gradient"),
     (FQL, {"alpha": 3.0, "actor_type": "best_of_n"}, "alpha"),
     (FQL, {"normalize_q_loss": True, "actor_type": "best_of_n"}, "normalize_q_loss"),
+    (RLPD, {"n_min_critics": 1, "rho": 0.5}, "n_min_critics"),
+    (DSRL, {"target_entropy": "auto", "ent_coef": 0.1}, "target_entropy"),
     (PPO, {"dual_clip": 2.0}, "dual_clip"),
     (PPO, {"rho_bar": 2.0}, "rho_bar"),
     (MaskablePPO, {"c_bar": 0.5}, "c_bar"),
@@ -215,6 +227,9 @@ USED = [
     (FMQ, {"lsd_gradient": "diagonal", "distillation": "lsd"}),
     (FQL, {"alpha": 3.0, "normalize_q_loss": True}),
     (FQL, {"actor_type": "best_of_n"}),
+    (RLPD, {"n_min_critics": 1}),
+    (RLPD, {"rho": 0.5, "bc_alpha": 0.1}),
+    (DSRL, {"target_entropy": "auto", "ent_coef": "auto_0.1"}),
     (PPO, {"rho_bar": 2.0, "advantage": "vtrace"}),
     (PPO, {"rho_bar": 2.0, "policy_loss": "decoupled"}),
     (GRPO, {"credit": "process", "ddof": 1}),
@@ -265,6 +280,8 @@ def test_the_zoo_tunes_what_has_an_effect():
         (FMQ, "distillation", "psd", "lsd", "policy_kwargs"),
         (FQL, "actor_type", "best_of_n", "distilled", "policy_kwargs"),
         (FQL, "acting_mode", "zero", "sample", "policy_kwargs"),
+        (RLPD, "ent_coef", 0.2, 0.1, "policy_kwargs"),
+        (DSRL, "noise_scale", 0.5, 0.8, "policy_kwargs"),
         (RQL, "sampling", "transition", "trajectory", "replay_buffer_kwargs"),
         (FMQ, "offline_fraction", 0.5, 0.2, "replay_buffer_kwargs"),
     ],

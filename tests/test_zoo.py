@@ -101,7 +101,7 @@ def test_continue(algo, logs, capsys):
     attached, skipped = (re.search(rf"^{name}: (.*)$", printed, re.M)[1] for name in ("Attached", "Skipped"))
     assert re.match(r"of the configuration: .*(learning_starts|n_steps)", attached)
     assert skipped.startswith("of the configuration: policy") and skipped.count("which the model brings along") == 1
-    assert ("the replay buffer: there is no" in skipped) == (algo in ("rql", "fmq", "fql"))
+    assert ("the replay buffer: there is no" in skipped) == (algo in ("rql", "fmq", "fql", "rlpd", "dsrl"))
     (second,) = {path for path in (folder / algo).glob(f"*/{env_id}.zip")} - {first}
     before, after = (ALGORITHMS[algo].load(path) for path in (first, second))
     assert after._n_updates > before._n_updates
@@ -110,12 +110,12 @@ def test_continue(algo, logs, capsys):
 
 
 # whose trials are cheap ones
-SEEDS = {"rql": 242, "fmq": 150, "fql": 0, "flow_ppo": 44, "grpo": 0, "gspo": 0, "async_ppo": 15}
+SEEDS = {"rql": 242, "fmq": 150, "fql": 0, "rlpd": 0, "dsrl": 0, "flow_ppo": 44, "grpo": 0, "gspo": 0, "async_ppo": 15}
 
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_optimize(algo, tmp_path, capsys):
-    small = [*SMALL[algo][:-1], 120] if algo in ("rql", "fmq", "fql") else ["-params", "n_envs:2", *SMALL[algo]]
+    small = [*SMALL[algo][:-1], 120] if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else ["-params", "n_envs:2", *SMALL[algo]]
     small = SMALL[algo] if algo in ("grpo", "gspo") else small
     options = ["--n-trials", 2, "--n-startup-trials", 1, "--n-evaluations", 1, "--eval-episodes", 1, "--sampler", "random"]
     zoo(

@@ -65,7 +65,7 @@ def built(algo, entry, folder, monkeypatch):
 
     from sb3_flow.zoo.manager import ExperimentManager
 
-    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql") else entry
+    env_id = "CartPole-v1" if entry == "default" and algo not in ("rql", "fmq", "fql", "rlpd", "dsrl") else entry
     env_id = "Pendulum-v1" if env_id == "default" else env_id
     assert env_id in gym.registry
     spaces = spaces_of(FAMILIES.get(env_id, env_id))
@@ -74,7 +74,7 @@ def built(algo, entry, folder, monkeypatch):
         task = entry.split("-")[0]
         robomimic = f"robomimic:~/.robomimic/{task}/mh/low_dim_v15.hdf5"
         assert given["offline_dataset"] == (robomimic if entry.endswith("low_dim") else f"ogbench:{entry}")
-        assert given["offline_steps"] >= 1000
+        assert given.get("offline_steps", 0) >= 1000 or algo == "rlpd"  # which has no offline phase
 
     class Small(ExperimentManager):
         def _preprocess_hyperparams(self, hyperparams):
@@ -84,7 +84,7 @@ def built(algo, entry, folder, monkeypatch):
             sizes = {"pi": [8], "vf": [8]} if isinstance(kwargs.get("net_arch"), dict) else [8, 8]
             hyperparams["policy_kwargs"] = {**kwargs, "net_arch": sizes}
             hyperparams["batch_size"] = 16
-            if algo in ("rql", "fmq", "fql"):
+            if algo in ("rql", "fmq", "fql", "rlpd", "dsrl"):
                 hyperparams |= {"buffer_size": 200, "learning_starts": 0}
             else:
                 hyperparams |= {"n_steps": 10, "n_epochs": 1}
@@ -125,7 +125,7 @@ def test_an_entry_builds_its_model_and_learns(algo, entry, tmp_path, monkeypatch
         assert model.offline_updates == 1
     else:
         assert manager.n_timesteps >= 1e4
-        model.learn(30 if algo in ("rql", "fmq", "fql") else 1)
+        model.learn(10 if algo == "rlpd" else 30 if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else 1)
     assert model._n_updates > 0
     after = weights_of(model)
     assert all(weight.isfinite().all() for weight in after.values())
@@ -242,3 +242,51 @@ def test_the_entries_of_q_chunking_are_its_references(domain):
         names = ("actor_type", "n_candidates", "horizon_length", "learning_starts", "gamma", "q_aggregation")
         assert tuple(entry[name] for name in names) == ("best_of_n", 32, 5, 5000, 0.99, "mean")
         assert entry["offline_steps"] == entry["n_timesteps"] == 1_000_000
+
+
+# Settings of the reference implementation with chunks: weight of imitation, discount, pessimism, chunk length
+RLPD_TABLE = {
+    "puzzle-3x3-play-sparse": (0.01, 0.99, 0.5, 5),
+    "scene-play-sparse": (0.3, 0.99, 0.5, 5),
+    "cube-double-play": (0.1, 0.99, 0.5, 5),
+    "antmaze-large-navigate": (0.0, 0.99, 0.5, 1),
+    "humanoidmaze-medium-navigate": (0.03, 0.995, 0.0, 1),
+    "cube-triple-play": (0.0, 0.99, 0.5, 5),
+    "cube-quadruple-play": (0.0, 0.99, 0.5, 5),
+    "puzzle-4x4-play-sparse": (0.0, 0.99, 0.5, 5),
+    "antmaze-giant-navigate": (0.01, 0.995, 0.5, 1),
+    "humanoidmaze-large-navigate": (0.0, 0.995, 0.0, 1),
+}
+
+
+@pytest.mark.parametrize("domain", RLPD_TABLE)
+def test_the_entries_of_rlpd_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["rlpd"][f"{domain}-singletask-task{task}-v0"]
+        assert tuple(entry[name] for name in ("bc_alpha", "gamma", "rho", "horizon_length")) == RLPD_TABLE[domain]
+        assert (entry["n_timesteps"], entry["learning_starts"], entry["backup_entropy"]) == (500_000, 5000, False)
+        assert entry["acting_mode"] == "sample" and not {"offline_steps", "offline_fraction", "n_critics"} & set(entry)
+
+
+# Commands of the reference implementation: noise_scale, discount, horizon, pessimism
+DSRL_TABLE = {
+    "cube-double-play": (1.0, 0.99, 5, 0.5),
+    "cube-triple-play": (1.4, 0.99, 5, 0.5),
+    "cube-quadruple-play": (1.4, 0.99, 5, 0.5),
+    "scene-play-sparse": (0.4, 0.99, 5, 0.5),
+    "puzzle-3x3-play-sparse": (1.0, 0.99, 5, 0.5),
+    "puzzle-4x4-play-sparse": (1.0, 0.99, 5, 0.5),
+    "antmaze-large-navigate": (0.8, 0.99, 1, 0.5),
+    "antmaze-giant-navigate": (1.2, 0.995, 1, 0.5),
+    "humanoidmaze-medium-navigate": (0.6, 0.995, 1, 0.0),
+    "humanoidmaze-large-navigate": (0.8, 0.995, 1, 0.0),
+}
+
+
+@pytest.mark.parametrize("domain", DSRL_TABLE)
+def test_the_entries_of_dsrl_are_its_references(domain):
+    for task in range(1, 6):
+        entry = CONFIGS["dsrl"][f"{domain}-singletask-task{task}-v0"]
+        names = ("noise_scale", "gamma", "horizon_length", "rho")
+        assert tuple(entry[name] for name in names) == DSRL_TABLE[domain]
+        assert (entry["offline_steps"], entry["n_timesteps"], entry["learning_starts"]) == (1_000_000, 500_000, 5_000)

@@ -57,7 +57,7 @@ def test_dataset_of_another_environment(maze_file, tmp_path):
 
 
 def test_continuous_algorithm_on_discrete_actions(tmp_path):
-    for algo in ("rql", "fmq", "fql"):
+    for algo in ("rql", "fmq", "fql", "rlpd", "dsrl"):
         message = mistake("train", "--algo", algo, "--env", "CartPole-v1", "-f", tmp_path)
         assert f"{algo.upper()} only supports" in message and "For Discrete actions use DQN" in message
 

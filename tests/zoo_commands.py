@@ -15,6 +15,8 @@ SMALL = {
     "rql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "fmq": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "fql": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "rlpd": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
+    "dsrl": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "flow_ppo": ["-n", "300"],
     "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
@@ -23,7 +25,7 @@ SMALL = {
 
 
 def environment(algo):
-    return "Pendulum-v1" if algo in ("rql", "fmq", "fql") else "CartPole-v1"
+    return "Pendulum-v1" if algo in ("rql", "fmq", "fql", "rlpd", "dsrl") else "CartPole-v1"
 
 
 def zoo(*arguments):

@@ -11,6 +11,8 @@ MARKS = {
     "expectile": "RQL",
     "guidance_at": "FMQ",
     "normalize_q_loss": "FQL",
+    "n_min_critics": "RLPD",
+    "noise_scale": "DSRL",
     "max_policy_lag": "AsyncPPO",
     "length_scaled_clip": "GSPO",
     "group_size": "GRPO",

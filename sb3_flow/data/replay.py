@@ -37,8 +37,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     Window rules. ``"rql"`` is the reference implementation of RQL: the return is summed up to the trajectory's end,
     bootstrapping stops if the *last* step of the window is terminal, and the next observation is the stored row
-    ``start + h``, clamped to the trajectory's last row. ``"q_chunking"`` (QC, FMQ, FQL): bootstrapping stops if *any* step
-    of the window is terminal, and the next observation is the true successor of the window's last step. Under both,
+    ``start + h``, clamped to the trajectory's last row. ``"q_chunking"`` (QC, FMQ, FQL, RLPD,
+    DSRL): bootstrapping stops if *any*
+    step of the window is terminal, and the next observation is the true successor of the window's last step. Under both,
     windows that stick out of their trajectory have ``valid = 0`` and their padded actions ``action_mask = 0``.
 
     :param buffer_size: online steps to keep, over all environments

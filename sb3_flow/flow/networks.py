@@ -1,5 +1,5 @@
 """
-Networks of the flow: a velocity field, a one-step actor and batched ensembles, initialised as in the reference
+Networks of the flow: a velocity field, actors of one step and batched ensembles, initialised as in the reference
 implementations.
 """
 
@@ -148,17 +148,33 @@ class OneStepNetwork(LinearNetwork):
         :param noise: z, shape ``(B, A)``
         :return: shape ``(B, A)``, not clipped
         """
-        inputs = th.cat([features, noise], dim=-1)
-        if self.native and sizes_are_numbers() and self.repays_call(inputs.shape[0]):
-            network = self.fused_linear() if nothing_looks_in() and are_filled(inputs) else None
-            if network is not None:
-                with suppress(NotCovered):
-                    return network(inputs)[0]
-        first, *others = self.layers
-        hidden: th.Tensor = first(inputs)
-        for layer in others:
-            hidden = layer(self.activation(hidden))
-        return hidden
+        return self.evaluate(th.cat([features, noise], dim=-1))
+
+
+class GaussianNetwork(LinearNetwork):
+    """
+    Mean and logarithm of the standard deviation of Gaussian action chunks, by an MLP.
+
+    :param input_dim: dimension of the observation features and of what else the Gaussian depends on
+    :param action_dim: dimension A of the (flattened chunk) action
+    :param net_arch: hidden layer sizes
+    :param activation_fn: activation after every hidden layer
+    """
+
+    def __init__(
+        self, input_dim: int, action_dim: int, net_arch: Sequence[int], activation_fn: Callable[[], nn.Module] = TanhGELU
+    ) -> None:
+        super().__init__(input_dim, [input_dim, *net_arch, 2 * action_dim], activation_fn)
+
+    def forward(self, inputs: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Compute mean and logarithm of the standard deviation.
+
+        :param inputs: shape ``(B, input_dim)``
+        :return: each of the shape ``(B, A)``
+        """
+        mean, log_std = self.evaluate(inputs).chunk(2, dim=-1)
+        return mean, log_std
 
 
 class EnsembleMLP(CompiledNetwork):

@@ -1,6 +1,7 @@
 """Policies of FMQ, which act in one evaluation of their network, with the best of several samples, or by a search."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Literal, Self
 
 import torch as th
@@ -25,7 +26,7 @@ from sb3_flow.offline_to_online.values import ActionValue
 Distillation = Literal["mf", "lsd", "psd"]
 LsdGradient = Literal["jump", "diagonal"]
 N_PATH_POINTS = 11
-"""Flow times of :meth:`FlowMapPolicy.flow_path`."""
+"""Flow times of :meth:`FlowMapActor.path`."""
 
 
 class FlowMapActor(GenerativeActor):
@@ -59,10 +60,25 @@ class FlowMapActor(GenerativeActor):
         features = self.extract_features(observation, self.features_extractor)
         return self.flow_map.bind(features.unsqueeze(1) if candidates else features, n_candidates)
 
-    def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int = 1) -> th.Tensor:
-        """Turn noise into actions by ``steps`` equal jumps, see :meth:`GenerativeActor.act`."""
+    def act(self, observation: PyTorchObs, noise: th.Tensor, steps: int | None = None) -> th.Tensor:
+        """Turn noise into actions by equal jumps, by default ``flow_steps``, see :meth:`GenerativeActor.act`."""
         velocity = self.velocity(observation, candidates=True, n_candidates=noise.shape[1])
-        return flow_map_sample(velocity, noise, steps).clamp(-1, 1)
+        return flow_map_sample(velocity, noise, self.flow_steps if steps is None else steps).clamp(-1, 1)
+
+    def path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Reach every point by one jump from the noise, X_{0,t}(a_0); with several ``flow_steps`` from the point before."""
+        velocity, start = self.velocity(observation, candidates=True), th.zeros_like(noise[..., :1])
+        times = th.linspace(0, 1, N_PATH_POINTS if self.flow_steps == 1 else self.flow_steps + 1, device=noise.device)
+        points = [noise]
+        for r, t in pairwise(times):
+            come_from, since = (noise, start) if self.flow_steps == 1 else (points[-1], start + r)
+            points.append(jump(velocity, come_from, since, start + t))
+        return times, th.stack([*points[:-1], points[-1].clamp(-1, 1)])
+
+    def heads_for(self, observation: PyTorchObs, points: th.Tensor, time: th.Tensor) -> th.Tensor:
+        """Jump to the end, see :meth:`GenerativeActor.heads_for`."""
+        end = th.ones_like(points[..., :1])
+        return jump(self.velocity(observation, candidates=True), points, end * time, end).clamp(-1, 1)
 
 
 class FlowMapPolicy(GenerativePolicy):
@@ -160,20 +176,10 @@ class FlowMapPolicy(GenerativePolicy):
         n_candidates = self.n_candidates if self.n_critics else 1
         return self.best_of(observation, self.actor.act(observation, noise(n_candidates)))
 
-    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Reach every point by one jump from the noise, X_{0,t}(a_0)."""
-        velocity = self.actor.velocity(observation, candidates=True)
-        times = th.linspace(0, 1, N_PATH_POINTS, device=noise.device)
-        start = th.zeros_like(noise[..., :1])
-        points = [jump(velocity, noise, start, start + t) for t in times]
-        return times, th.stack([*points[:-1], points[-1].clamp(-1, 1)])
-
-    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Give Q_k of the action that one jump from the point leads to."""
-        velocity, critic = self.actor.velocity(observation, candidates=True), self.critic.bind(observation)
-        ends = th.ones_like(points[0, ..., :1])
-        actions = [jump(velocity, a, ends * t, ends).clamp(-1, 1) for t, a in zip(times, points, strict=True)]
-        return th.stack([critic(a) for a in actions], dim=1)
+    def frozen_flow(self) -> GenerativeActor:
+        flow = super().frozen_flow()
+        flow.flow_steps = self.n_sampling_steps
+        return flow
 
     def behaviour_loss(
         self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator | None

@@ -139,41 +139,13 @@ class FQLPolicy(GenerativePolicy):
     steps_of_a_jump = steps_of_a_sample
 
     @property
-    def acting_modes(self) -> tuple[str, ...]:
-        modes = super().acting_modes
-        return tuple(mode for mode in modes if mode != "qgbs") if self.is_distilled else modes
-
-    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
-        if mode == "qgbs" and self.is_distilled:
-            raise ValueError(
-                '`acting_mode="qgbs"` searches along a flow, but the actor with `actor_type="distilled"` takes one step: give '
-                '"sample", "zero" or "best_of_n", or `actor_type="best_of_n"`.'
-            )
-        super().set_acting_mode(mode, **search)
+    def no_search(self) -> str | None:  # type: ignore[override]
+        return 'the actor with `actor_type="distilled"` takes one step' if self.is_distilled else None
 
     def explore_chunk(self, observation: PyTorchObs) -> th.Tensor:
         """Decide a fresh sample, or the best of N for ``actor_type="best_of_n"``, as the online phase collects data."""
         noise = self.actor.noise(observation, self.exploration_generator)
         return self.best_of(observation, self.actor.act(observation, noise(self.samples_of_a_decision)))
-
-    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Follow the flow; the distilled actor goes there in one step, from the noise at time 0 to the action at time 1."""
-        if not self.is_distilled:
-            return self.flow.path(observation, noise)
-        return th.linspace(0, 1, 2, device=noise.device), th.stack([noise, self.actor.act(observation, noise)])
-
-    def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
-        """Give Q_k of the action that the flow heads for at each point, x_t + (1 - t) u(s, x_t, t)."""
-        n, q = points.shape[2], self.critic.bind(observation)
-        values = []
-        for t, x in zip(times, points, strict=True):
-            if self.is_distilled:
-                u = self.actor.act(observation, x) - x
-            else:
-                rows = x.flatten(0, 1)
-                u = self.flow.velocity(observation, n)(rows, t.expand(len(rows), 1)).unflatten(0, (-1, n))
-            values.append(q((x + (1 - t) * u).clamp(-1, 1)))
-        return th.stack(values, dim=1)
 
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         return self.flow.average_velocity(observation)

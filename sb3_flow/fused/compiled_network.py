@@ -1,6 +1,7 @@
 """Networks of the flow, and the choice between compiled kernels and torch's own operators for each call."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -9,8 +10,8 @@ from torch import nn
 
 from sb3_flow.compiled import unavailable
 from sb3_flow.fused import launch
-from sb3_flow.fused.fusable import is_untouched
-from sb3_flow.fused.fused_mlp import FusedMLP
+from sb3_flow.fused.fusable import are_filled, is_untouched, nothing_looks_in, sizes_are_numbers
+from sb3_flow.fused.fused_mlp import FusedMLP, NotCovered
 from sb3_flow.fused.plain_mlp import TanhGELU
 
 
@@ -111,3 +112,21 @@ class LinearNetwork(CompiledNetwork):
         if not all(is_untouched(layer, nn.Linear) and layer.bias is not None for layer in layers):
             return None
         return self.fused([(layer.weight, layer.bias) for layer in layers], self.activation)
+
+    def evaluate(self, inputs: th.Tensor) -> th.Tensor:
+        """
+        Evaluate all layers, in a kernel where kernels are faster.
+
+        :param inputs: shape ``(B, n_in)``
+        :return: shape ``(B, n_out)``
+        """
+        if self.native and sizes_are_numbers() and self.repays_call(inputs.shape[0]):
+            network = self.fused_linear() if nothing_looks_in() and are_filled(inputs) else None
+            if network is not None:
+                with suppress(NotCovered):
+                    return network(inputs)[0]
+        first, *others = self.layers
+        hidden: th.Tensor = first(inputs)
+        for layer in others:
+            hidden = layer(self.activation(hidden))
+        return hidden

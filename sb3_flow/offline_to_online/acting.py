@@ -43,6 +43,8 @@ class ActingPolicy(ChunkedPolicy):
     search: dict[str, Any]
     """Settings of Q-guided beam search that differ from ``SEARCH``."""
     q_aggregation: Aggregation = "min"
+    no_search: str | None = None
+    """Why there is no flow to search along; None if there is a flow."""
 
     @property
     def acting_actor(self) -> GenerativeActor:
@@ -51,8 +53,10 @@ class ActingPolicy(ChunkedPolicy):
 
     @property
     def acting_modes(self) -> tuple[str, ...]:
-        """Modes that this policy can act in: ranking actions needs a critic."""
-        return ACTING_MODES if self.n_critics else ("sample", "zero")
+        """Modes that this policy can act in: ranking actions needs a critic, a search needs a flow."""
+        if not self.n_critics:
+            return ("sample", "zero")
+        return ACTING_MODES if self.no_search is None else ("sample", "zero", "best_of_n")
 
     @property
     def steps_of_a_sample(self) -> int:
@@ -88,11 +92,15 @@ class ActingPolicy(ChunkedPolicy):
 
         :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see the class
         :param search: settings of ``"qgbs"`` to change, see :func:`sb3_flow.flow.beam_search`
-        :raises ValueError: if there is no such mode or setting, or the mode needs a critic and there is none
+        :raises ValueError: if there is no such mode or setting, or the mode needs a critic or a flow that there is not
         """
         check_choice(ACTING_MODES, acting_mode=mode)
         if mode in ("best_of_n", "qgbs") and self.n_critics == 0:
             raise ValueError(f"`acting_mode={mode!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
+        if mode == "qgbs" and self.no_search is not None:
+            raise ValueError(
+                f'`acting_mode="qgbs"` searches along a flow, but {self.no_search}: give "sample", "zero" or "best_of_n".'
+            )
         unknown = sorted(set(search) - set(self.SEARCH))
         if unknown:
             raise ValueError(f"`search` knows {sorted(self.SEARCH)}, but {unknown} was given.")

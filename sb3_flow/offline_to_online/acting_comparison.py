@@ -46,7 +46,7 @@ def compare_acting(
     Evaluate all modes of acting and print a table: mean return with its 95 % bootstrap interval, success rate, and
     milliseconds per decision. The model keeps its mode.
 
-    :param model: an RQL, FMQ or FQL, or a policy alone
+    :param model: an RQL, FMQ, FQL, DSRL or RLPD, or a policy alone
     :param env: environment to evaluate on, as for SB3's ``evaluate_policy``, normalised like the model's environment. The
         statistics of a ``VecNormalize`` do not change
     :param n_episodes: episodes of each mode, at least 2

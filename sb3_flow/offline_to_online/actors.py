@@ -51,6 +51,8 @@ class GenerativeActor(ChunkedPolicy):
 
     optimizer: th.optim.Optimizer
     key_multipliers: th.Tensor
+    flow_steps: int = 1
+    """Evaluations of the network from noise to action."""
 
     def __init__(
         self,
@@ -106,6 +108,27 @@ class GenerativeActor(ChunkedPolicy):
         """
         raise NotImplementedError  # pragma: no cover
 
+    def path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Follow the way from noise to actions, which is a single step unless a subclass has more.
+
+        :param observation: B observations
+        :param noise: n starting points for each of them, shape ``(B, n, A)``
+        :return: flow times from 0 to 1, shape ``(T,)``, and points, shape ``(T, B, n, A)``, of which the last are actions
+        """
+        return th.linspace(0, 1, 2, device=noise.device), th.stack([noise, self.act(observation, noise)])
+
+    def heads_for(self, observation: PyTorchObs, points: th.Tensor, time: th.Tensor) -> th.Tensor:
+        """
+        Find the actions that points on their way are heading for; at time 1 the points are actions.
+
+        :param observation: B observations
+        :param points: n for each of them, shape ``(B, n, A)``
+        :param time: flow time of the points, a scalar
+        :return: actions in [-1, 1], shape ``(B, n, A)``
+        """
+        return (points + (1 - time) * (self.act(observation, points) - points)).clamp(-1, 1)
+
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self.predict_chunk(observation, deterministic)
 
@@ -149,13 +172,7 @@ class FlowActor(GenerativeActor):
         return chunks
 
     def path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """
-        Follow the flow from noise to actions.
-
-        :param observation: B observations
-        :param noise: n starting points for each of them, shape ``(B, n, A)``
-        :return: flow times, shape ``(F + 1,)``, and points, shape ``(F + 1, B, n, A)``; the last ones are actions in [-1, 1]
-        """
+        """Follow the F Euler steps, see :meth:`GenerativeActor.path`."""
         velocity = self.velocity(observation, noise.shape[1])
         points: list[th.Tensor] = []
 
@@ -166,6 +183,13 @@ class FlowActor(GenerativeActor):
         points.append(euler_forward(recorded, noise.flatten(0, 1), self.flow_steps).clamp(-1, 1))
         times = th.linspace(0, 1, self.flow_steps + 1, device=noise.device)
         return times, th.stack(points).unflatten(1, noise.shape[:2])
+
+    def heads_for(self, observation: PyTorchObs, points: th.Tensor, time: th.Tensor) -> th.Tensor:
+        """Compute x_t + (1 - t) u(s, x_t, t), see :meth:`GenerativeActor.heads_for`."""
+        rows, n = points.flatten(0, 1), points.shape[1]
+        u = self.velocity(observation, n)(rows, time.expand(len(rows), 1)).unflatten(0, (-1, n))
+        actions: th.Tensor = (points + (1 - time) * u).clamp(-1, 1)
+        return actions
 
     def average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         """

@@ -1,6 +1,7 @@
 """Base class of policies with an actor that turns noise into action chunks, a value ensemble and its target."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch as th
@@ -139,19 +140,15 @@ class GenerativePolicy(ActingPolicy):
         self.actor = self._trained_actor(self.actor_class, lr_schedule, self.actor_arguments)
         if self.n_critics == 0:
             return
-        critic_kwargs = {
+        self._critic_kwargs = {
             **shared_kwargs,
             "net_arch": critic_arch,
             "n_critics": self.n_critics,
             "share_features_extractor": self.share_features_extractor,
         }
-        shared = self.actor.features_extractor if self.share_features_extractor else None
-        self.critic = self.critic_class(**self._update_features_extractor(critic_kwargs, shared))
+        self.critic = self._trained_critic(lr_schedule)
         # A target never shares its features extractor with the network that it follows
-        self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(critic_kwargs)))
-        # As in SAC the critic's loss does not train a shared features extractor
-        critic_parameters = (self.critic if shared is None else self.critic.ensemble).parameters()
-        self.critic.optimizer = self._optimizer(critic_parameters, lr_schedule)
+        self.critic_target = _freeze(self.critic, self.critic_class(**self._update_features_extractor(self._critic_kwargs)))
 
     def _optimizer(self, parameters: Iterable[nn.Parameter], lr_schedule: Schedule) -> th.optim.Optimizer:
         # A fused step is one kernel instead of a loop over the parameters
@@ -164,6 +161,24 @@ class GenerativePolicy(ActingPolicy):
         actor = actor_class(**self._update_features_extractor({**self._actor_kwargs, **own}))
         actor.optimizer = self._optimizer(actor.parameters(), lr_schedule)
         return actor
+
+    def _trained_critic(self, lr_schedule: Schedule) -> Any:
+        """Build a critic with its optimiser."""
+        shared = self.actor.features_extractor if self.share_features_extractor else None
+        critic = self.critic_class(**self._update_features_extractor(self._critic_kwargs, shared))
+        # As in SAC the critic's loss does not train a shared features extractor
+        parameters = (critic if shared is None else critic.ensemble).parameters()
+        critic.optimizer = self._optimizer(parameters, lr_schedule)
+        return critic
+
+    def save(self, path: str) -> None:
+        """
+        Save the policy with its class, so that the file tells what it is.
+
+        :param path: of the file
+        """
+        data = self._get_constructor_parameters()
+        th.save({"state_dict": self.state_dict(), "data": data, "policy_class": type(self)}, path)
 
     @classmethod
     def load(cls, path: str, device: th.device | str = "auto") -> Self:
@@ -228,6 +243,15 @@ class GenerativePolicy(ActingPolicy):
     def acting_actor(self) -> GenerativeActor:
         return self.actor
 
+    @property
+    def flow(self) -> GenerativeActor:
+        """The actor whose noise another policy can steer: the one that clones the data, or else the one that acts."""
+        return self.acting_actor
+
+    def frozen_flow(self) -> GenerativeActor:
+        """Copy ``flow``; no gradient changes the copy."""
+        return frozen_copy(self.flow)
+
     def samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
         return self.acting_actor.act(observation, noise)
 
@@ -235,27 +259,33 @@ class GenerativePolicy(ActingPolicy):
         critic: Any = self.critic
         return critic.bind(observation, frozen=True)  # type: ignore[no-any-return]
 
+    @property
+    def _path_actor(self) -> GenerativeActor:
+        """Actor whose way from noise to actions is drawn."""
+        return self.acting_actor
+
     def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
-        Follow the way from noise to actions of the actor that ``predict`` uses, for pictures.
+        Follow the way from noise to actions of the actor that ``predict`` uses, for pictures; see ``GenerativeActor.path``.
 
         :param observation: B observations
         :param noise: n starting points for each of them, shape ``(B, n, A)``
         :return: flow times from 0 to 1, shape ``(T,)``, and the points at these times, shape ``(T, B, n, A)``; the points at
             time 1 are actions in [-1, 1]
         """
-        raise NotImplementedError  # pragma: no cover
+        return self._path_actor.path(observation, noise)
 
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """
-        Value points on their way to an action, for pictures; at time 1 the value is Q.
+        Value points on their way to an action, for pictures: Q_k of the actions that the points are heading for.
 
         :param observation: B observations
         :param times: flow times, shape ``(T,)``
         :param points: shape ``(T, B, n, A)``
         :return: values of the K members, shape ``(K, T, B, n)``
         """
-        raise NotImplementedError  # pragma: no cover
+        q, actor = self._bound_critic(observation), self._path_actor
+        return th.stack([q(actor.heads_for(observation, x, t)) for t, x in zip(times, points, strict=True)], dim=1)
 
     def set_training_mode(self, mode: bool) -> None:
         self.actor.set_training_mode(mode)
@@ -265,6 +295,14 @@ class GenerativePolicy(ActingPolicy):
 
     def forward(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         return self._predict(observation, deterministic)
+
+
+def frozen_copy(actor: Actor) -> Actor:
+    """Copy an actor, without its optimiser; no gradient changes the copy."""
+    copied = deepcopy(actor)
+    vars(copied).pop("optimizer", None)
+    copied.set_training_mode(False)
+    return copied.requires_grad_(False)
 
 
 def _freeze(source: BaseModel, twin: Any) -> Any:

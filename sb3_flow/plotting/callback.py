@@ -23,7 +23,7 @@ class FlowVisualisationCallback(BaseCallback):
     """
     Draws pictures during training, in TensorBoard (tab "Images") and as PNG files. They do not change the training itself.
 
-    - RQL, FMQ and FQL, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of an observation
+    - RQL, FMQ, FQL, DSRL and RLPD, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of an observation
     - PPO, GRPO and the others: ``pictures/importance_ratios`` of a rollout, after the update that learned from it
 
     :param plot_freq: draw every ``plot_freq`` calls: gradient steps offline, steps of the (vectorised) environment online

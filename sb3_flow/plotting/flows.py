@@ -23,7 +23,7 @@ class Flow:
     The flow of a policy for an observation, as arrays. Noise comes from a generator of its own: looking does not disturb
     training.
 
-    :param model: a model with a flow policy (RQL, FMQ, FQL), or the policy
+    :param model: a model with a flow policy (RQL, FMQ, FQL, RLPD, DSRL), or the policy
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param n_samples: number of starting points n
     :param seed: of the starting points
@@ -32,7 +32,7 @@ class Flow:
     def __init__(self, model: Any, observation: Observation, n_samples: int, seed: int) -> None:
         policy = getattr(model, "policy", model)
         if not hasattr(policy, "flow_path"):
-            raise TypeError(f"`model` must be RQL, FMQ, FQL or their policy, but a {type(policy).__name__} was given.")
+            raise TypeError(f"`model` must be RQL, FMQ, FQL, RLPD, DSRL or their policy, but a {type(policy).__name__} was given.")
         check_minimum(1, n_samples=n_samples)
         self.policy = policy
         training = policy.training
@@ -85,7 +85,7 @@ def action_flow(
     action of ``predict(deterministic=True)``. Where an action has just two components and is not part of a chunk, the values
     of all actions are in the background.
 
-    :param model: RQL, FMQ, FQL, or a policy of theirs
+    :param model: RQL, FMQ, FQL, RLPD, DSRL, or a policy of theirs
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param dimensions: two components of the (flattened) action, or a single component, which is drawn over flow time; by
         default the first two, if there are two
@@ -214,11 +214,13 @@ def flow_values(
 ) -> "Figure":
     """
     Draw values over denoising time, along the way from noise to action for an observation: for RQL V(s, x_t, t) of the partial
-    action, for FMQ Q of the action that a jump from x_t leads to, for FQL of the action that the velocity at x_t points to.
-    Refining earns no reward and is deterministic, so with a consistent value function (FMQ: flow map; FQL: straight flow)
-    every line is level; their spread shows how much choosing the noise can gain.
+    action, for FMQ Q of the action that a jump from x_t leads to, for FQL and DSRL of the action that the velocity at x_t
+    points to (DSRL's lines begin at the noise that its actor decides).
+    (RLPD has no flow: its way is the single step from z to its action.) Refining earns no reward and is deterministic, so with
+    a consistent value function (FMQ: flow map; FQL: straight flow) every line is level; their spread shows how much choosing
+    the noise can gain.
 
-    :param model: RQL, FMQ, FQL, or a policy of theirs
+    :param model: RQL, FMQ, FQL, RLPD, DSRL, or a policy of theirs
     :param observation: a single observation, as ``predict`` takes it (normalised, if the model's environment is)
     :param n_samples: number of starting points
     :param seed: of the starting points

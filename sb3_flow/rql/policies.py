@@ -113,9 +113,6 @@ class RQLPolicy(GenerativePolicy):
         """Decide chunks with the actor itself from fresh noise, as the online phase collects them."""
         return self.actor.act(observation, self.actor.noise(observation, self.exploration_generator)(1))[:, 0]
 
-    def flow_path(self, observation: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        return self.actor_ema.path(observation, noise)
-
     def path_values(self, observation: PyTorchObs, times: th.Tensor, points: th.Tensor) -> th.Tensor:
         """Give V_k(s, x, t), the values of having refined noise to x by flow time t."""
         n_times, batch_size, n, _ = points.shape

@@ -1,5 +1,5 @@
 """
-rl-zoo3's commands with the algorithms of sb3_flow (rql, fmq, fql, flow_ppo, grpo, gspo, async_ppo) besides rl-zoo3's own.
+rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, flow_ppo, grpo, gspo, async_ppo) beside its own.
 
     python -m sb3_flow.zoo train --algo rql --env pointmaze-medium-navigate-singletask-v0 --seed 1
     python -m sb3_flow.zoo enjoy --algo rql --env pointmaze-medium-navigate-singletask-v0 -f logs

@@ -6,12 +6,14 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
     "fmq": FMQ,
     "fql": FQL,
+    "rlpd": RLPD,
+    "dsrl": DSRL,
     "flow_ppo": PPO,
     "grpo": GRPO,
     "gspo": GSPO,

@@ -68,7 +68,29 @@ def convert_fql_params(sampled_params: Params) -> Params:
     return {**zoo.convert_offpolicy_params(sampled_params), "normalize_q_loss": True}
 
 
-convert_rql_params = convert_fmq_params = zoo.convert_offpolicy_params
+def sample_rlpd_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of RLPD: see :func:`sample_rql_params`. Both published versions of the target are tried."""
+    params = _off_policy(trial)
+    params["rho"] = trial.suggest_categorical("rho", [None, 0.0, 0.5])
+    if params["rho"] is None:
+        params["n_min_critics"] = trial.suggest_categorical("n_min_critics", [1, 2])
+    params["backup_entropy"] = trial.suggest_categorical("backup_entropy", [True, False])
+    return convert_rlpd_params(params)
+
+
+def sample_dsrl_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """
+    Sample hyperparameters of DSRL: see :func:`sample_rql_params`. ``noise_scale`` matters most; the ranges contain all
+    published values.
+    """
+    params = _off_policy(trial)
+    params["noise_scale"] = trial.suggest_float("noise_scale", 0.2, 2.0)
+    params["rho"] = trial.suggest_categorical("rho", [0.0, 0.5])
+    params["target_entropy"] = trial.suggest_categorical("target_entropy", ["auto_0.5", "auto"])
+    return convert_dsrl_params(params)
+
+
+convert_rql_params = convert_fmq_params = convert_rlpd_params = convert_dsrl_params = zoo.convert_offpolicy_params
 
 
 def sample_flow_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
@@ -140,6 +162,8 @@ def register() -> None:
         "rql": (sample_rql_params, convert_rql_params),
         "fmq": (sample_fmq_params, convert_fmq_params),
         "fql": (sample_fql_params, convert_fql_params),
+        "rlpd": (sample_rlpd_params, convert_rlpd_params),
+        "dsrl": (sample_dsrl_params, convert_dsrl_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),

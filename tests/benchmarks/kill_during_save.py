@@ -26,7 +26,7 @@ from gymnasium import spaces
 import sb3_flow
 from sb3_flow.offline_to_online.offline_env import SpacesOnlyVecEnv
 
-MODELS = ("PPO", "GRPO", "RecurrentPPO", "RQL", "MaskablePPO", "GSPO", "AsyncPPO", "FMQ", "FQL")
+MODELS = ("PPO", "GRPO", "RecurrentPPO", "RQL", "MaskablePPO", "GSPO", "AsyncPPO", "FMQ", "FQL", "RLPD", "DSRL")
 
 
 def build(name: str) -> Any:
@@ -39,7 +39,7 @@ def build(name: str) -> Any:
         kwargs |= {"group_by": "none"}
         env.num_envs = 2
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
-    kwargs |= {"buffer_size": 1000} if name in ("RQL", "FMQ", "FQL") else {"n_steps": 8, "batch_size": 8}
+    kwargs |= {"buffer_size": 1000} if name in ("RQL", "FMQ", "FQL", "RLPD", "DSRL") else {"n_steps": 8, "batch_size": 8}
     return getattr(stable_baselines3 if name == "SB3" else sb3_flow, "PPO" if name == "SB3" else name)(policy, env, **kwargs)
 
 

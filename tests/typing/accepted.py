@@ -13,11 +13,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from sb3_flow import (
+    DSRL,
     FMQ,
     FQL,
     GRPO,
     GSPO,
     PPO,
+    RLPD,
     RQL,
     AsyncPPO,
     FlowMapPolicy,
@@ -97,7 +99,15 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
     fql = FQL("MlpPolicy", env, actor_type="best_of_n", q_aggregation="min", n_candidates=16, horizon_length=5)
     FQL("FlowPolicy", env, alpha=3.0, normalize_q_loss=True, acting_mode=None)
     assert_type(fql.learn_offline(dataset, 10), FQL)
-    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql]
+    rlpd = RLPD(
+        "MlpPolicy", env, ent_coef="auto_0.1", target_entropy=-1.0, rho=0.5, backup_entropy=False, offline_dataset=dataset
+    )
+    assert_type(rlpd.learn(10), RLPD)
+    dsrl = DSRL("MlpPolicy", env, noise_scale=0.8, rho=0.0, ent_coef=0.1, target_entropy="auto", decoder=fmq)
+    DSRL("FlowPolicy", env, decoder="flow.zip", n_candidates=4, acting_mode="best_of_n", ent_coef="auto_0.1")
+    DSRL("FlowPolicy", env, decoder=fmq.policy, horizon_length=5)
+    assert_type(dsrl.learn_offline(dataset, 10), DSRL)
+    algorithms: list[OfflineToOnlineAlgorithm] = [rql, fmq, fql, rlpd, dsrl]
     evaluate_policy(algorithms[0], env, n_eval_episodes=5)
 
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_flow import FMQ, FQL, GRPO, GSPO, PPO, RQL, AsyncPPO, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, RLPD, RQL, AsyncPPO, GroupedStart, MaskablePPO, OfflineDataset, RecurrentPPO
 from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.common.statistics import bootstrap_interval
 from sb3_flow.data.generate import generate
@@ -34,6 +34,11 @@ FMQ("MlpPolicy", env, online_rule="imitate")  # wrong
 FQL("MlpPolicy", env, actor="distilled")  # wrong
 FQL("MlpPolicy", env, actor_type="one_step")  # wrong
 FQL("MlpPolicy", env, q_aggregation="first")  # wrong
+RLPD("MlpPolicy", env, num_qs=10)  # wrong
+RLPD("MlpPolicy", env, rho="mean")  # wrong
+RLPD("MlpPolicy", env, use_sde=True)  # wrong
+DSRL("MlpPolicy", env, search={"beam_width": 2})  # wrong
+DSRL("MlpPolicy", env, decoder=3)  # wrong
 model = RQL("MlpPolicy", env)
 model.learn()  # wrong
 model.learn_offline(dataset)  # wrong
