@@ -48,8 +48,10 @@ NAMES = {name.lower() for name, value in vars(sys.modules[PACKAGE]).items() if i
 
 def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
     given = inspect.signature(OURS).bind_partial(*args, **kwargs).arguments  # by position too
-    given = {**given, **(given.get("policy_kwargs") or {})}
-    defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
+    policy_kwargs = given.get("policy_kwargs") or {}
+    defaults = {name: value for name, value in DEFAULTS.items() if name not in {**given, **policy_kwargs}}
+    if "policy_kwargs" in DEFAULTS:
+        kwargs = {**kwargs, "policy_kwargs": {**DEFAULTS["policy_kwargs"], **policy_kwargs}}
     OURS.__init__(self, *args, **{**defaults, **kwargs})
 
 
