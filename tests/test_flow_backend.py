@@ -226,5 +226,5 @@ def test_without_numba():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("Using the torch backend, which is slower: numba cannot be used") >= 1
-    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 4
-    assert run.stdout.count("(2,)") == 4
+    assert run.stdout.count('`backend` is "native", but numba cannot be used') == 6
+    assert run.stdout.count("(2,)") == 6

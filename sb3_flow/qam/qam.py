@@ -62,7 +62,7 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     (``use_target_grad``) and a clipped action (``clip_adj``) in Eq. 3; h in sigma_t and in the drift, so that nothing is
     infinite; the Jacobian of Eq. 3 at time t + h, though the point belongs to t; L_flow a mean over components, L_adjoint a
     sum (published values of ``inv_temp`` refer to that); L_flow and the critics' loss without windows that reach beyond
-    their trajectory. Of three deviations none changes what is learned: the noise of a path is independent everywhere (in the
+    their trajectory. It deviates in three points: the noise of a path is independent everywhere (in the
     reference the first point is drawn with the key from which the keys of the steps are split), log(alpha) instead of alpha
     in the loss of alpha, as in SB3's SAC, and with ``inv_temp=0`` the fine-tuned flow acts, not v_beta. The distilled actor of
     QAM-F and best-of-n in the target, which the published runs of QAM and QAM-E do not use, are left out.
