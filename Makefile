@@ -4,9 +4,12 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
-SEATS := RQL FMQ FQL RLPD DSRL QAM PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+SEATS := RQL FMQ FQL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+# seats of which `make test` runs a part, since their plumbing is that of RQL, FMQ and FQL; `make suite` runs them as a whole
+LONG_SEATS := RLPD DSRL QAM
+SHORT := test_run or test_deterministic or test_continuous
 # what runs once more with compiled code off
-WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity fql fql_parity rlpd rlpd_parity gaussian_actor dsrl dsrl_parity qam qam_parity offline_to_online keyed_noise
+WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity fql_parity rlpd_parity dsrl_parity qam_parity gaussian_actor offline_to_online keyed_noise
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
@@ -22,7 +25,7 @@ demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and
 	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
 
 test: $(FETCHED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs, and ours
-	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z without-compiled $(SEATS:%=seat-%)
+	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z without-compiled $(SEATS:%=seat-%) $(LONG_SEATS:%=part-of-seat-%)
 
 unit: $(INSTALLED)  ## our own tests alone
 	$(ENVIRONMENT) $(BIN)/python -m pytest
@@ -33,11 +36,14 @@ unit-%: $(INSTALLED)  ## those of our test files whose names begin with these le
 without-compiled: $(INSTALLED)  ## part of them in plain Python and torch
 	NUMBA_DISABLE_JIT=1 $(ENVIRONMENT) $(BIN)/python -m pytest $(WITHOUT_COMPILED:%=tests/test_%.py)
 
-suite: $(FETCHED)  ## the suites of SB3 and sb3-contrib alone
-	$(MAKE) --jobs 2 --output-sync=target $(SEATS:%=seat-%)
+suite: $(FETCHED)  ## the suites of SB3 and sb3-contrib alone, all seats as a whole
+	$(MAKE) --jobs 2 --output-sync=target $(SEATS:%=seat-%) $(LONG_SEATS:%=seat-%)
 
 seat-%: $(FETCHED)  ## one seat; without the tests that sb3-contrib marks as slow (test_ppo_lstm_performance, minutes)
 	$(ENVIRONMENT) $(BIN)/python -m tests.sb3_suite.run $* -m "not slow"
+
+part-of-seat-%: $(FETCHED)
+	$(ENVIRONMENT) $(BIN)/python -m tests.sb3_suite.run $* -m "not slow" -k "$(SHORT)"
 
 $(FETCHED): $(INSTALLED)
 	$(BIN)/python -c "from tests.sb3_suite.run import fetch; fetch('stable_baselines3'); fetch('sb3_contrib')"

@@ -17,7 +17,22 @@ from stable_baselines3.common.callbacks import CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from tasks import PointEnv, collect
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import (
+    DSRL,
+    FMQ,
+    FQL,
+    GRPO,
+    GSPO,
+    PPO,
+    QAM,
+    RLPD,
+    RQL,
+    AsyncPPO,
+    FlowMapPolicy,
+    MaskablePPO,
+    OfflineDataset,
+    RecurrentPPO,
+)
 from sb3_flow.data.generate import generate
 
 # the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs
@@ -70,10 +85,24 @@ def test_scripts(page, script, dataset, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Later commands look at the files of earlier commands."""
-    return tmp_path_factory.mktemp("manual")
+    """Later commands look at the files of earlier commands. A small suite and a dataset of the bench are there."""
+    folder = tmp_path_factory.mktemp("manual")
+    (folder / "small.yml").write_text(SMALL_SUITE)
+    rng, n = np.random.default_rng(0), 40
+    arrays = rng.normal(size=(n, 3)), rng.uniform(-2, 2, (n, 1)), rng.normal(size=n), np.zeros(n), np.arange(n) % 20 == 19
+    OfflineDataset.from_arrays(*arrays, action_space=gym.spaces.Box(-2, 2, (1,))).save(folder / "my_dataset")
+    return folder
 
 
+SMALL_SUITE = """
+offline_steps: 2
+online_steps: 0
+eval_freq: 2
+n_final_episodes: 1
+settings: {policy_kwargs: {net_arch: [8]}}
+tasks: {Pendulum-v1: {dataset: "npz:my_dataset"}}
+algorithms: {fql: {algo: fql}}
+"""
 # of a command: what is appended to it or, after "=", replaced in it
 SMALLER = {
     "sb3_flow.data.generate": ["200=2", "--workers 2=--workers 1"],
@@ -82,6 +111,7 @@ SMALLER = {
     "sb3_flow.zoo enjoy": [],
     "sb3_flow.zoo optimize": ["50=2", "-n 300 --n-startup-trials 1 --n-evaluations 1 --no-optim-plots --storage study.log"],
     "sb3_flow.zoo plot": [],
+    "sb3_flow.zoo bench": ["--suite cpu=--suite small.yml", "--workers 2=--workers 1"],
 }
 RECIPES = {
     "make demo": "examples/demo.py",
