@@ -157,6 +157,26 @@ def _processes_of(group):
     return True
 
 
+def test_data_are_made_once_for_each_number_of_episodes(tmp_path, suite, monkeypatch):
+    made = []
+
+    def generate(name, episodes, out, **_):
+        made.append((name, episodes))
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.npz").touch()
+
+    monkeypatch.setattr(command, "generate", generate)
+    task = "cube-single-play-singletask-task1-v0"
+    locations = []
+    for episodes in (3, 3, 5, None):
+        (plan,) = plans(load_suite(suite(tasks={task: {"episodes": episodes}})), algorithms=["bc"], seeds=[0])
+        locations.append(command.locate_data(plan, tmp_path))
+    assert made == [("cube-single-play-v0", 3), ("cube-single-play-v0", 5)]
+    file = tmp_path / "3_episodes" / "cube-single-play-v0.npz"
+    assert locations[0] == locations[1] == f"ogbench:{task}@{file}"
+    assert locations[2] != locations[0] and locations[3] == f"ogbench:{task}"  # published data, in OGBench's folder
+
+
 def test_two_benches_in_one_folder(tmp_path):
     """Rows that another process added meanwhile stay."""
     file = tmp_path / "results.csv"

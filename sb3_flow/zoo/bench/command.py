@@ -32,7 +32,6 @@ from sb3_flow.common.checks import check_whole
 from sb3_flow.common.workers import start_worker
 from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
-from sb3_flow.data.oracles import RECIPES
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows, table, unfinished, write_text
 from sb3_flow.zoo.bench.suites import Plan, Settings, Suite, Task, load_suite, plans
@@ -99,20 +98,21 @@ def _variants(grid: Sequence[str]) -> Iterator[Settings]:
 
 def locate_data(plan: Plan, data: Path, workers: int = 1) -> str:
     """
-    Find the dataset of a run, and make it if it is one that can be made here and is not there.
+    Find the dataset of a run. If the suite says how many episodes to make, make the dataset if it is not there.
 
     :param plan: the run
-    :param data: folder of datasets that are made here
+    :param data: folder of datasets that are made here, with a folder for each number of episodes
     :param workers: processes that make it
     :return: location, see ``OfflineDataset.load``
+    :raises ValueError: if the dataset cannot be made here
     """
     prefix, _, name = plan.dataset.partition(":")
     if prefix != "ogbench" or "@" in name or plan.episodes is None:
         return plan.dataset
-    dataset = single_task(name).dataset
-    file = data / f"{dataset}.npz"
-    if not file.exists() and dataset.removesuffix("-v0") in RECIPES:
-        generate(dataset, plan.episodes, workers=workers, val_episodes=1, out=data)
+    dataset, folder = single_task(name).dataset, data / f"{plan.episodes}_episodes"
+    file = folder / f"{dataset}.npz"
+    if not file.exists():
+        generate(dataset, plan.episodes, workers=workers, val_episodes=1, out=folder)
     return f"{plan.dataset}@{file}"
 
 
