@@ -4,9 +4,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
-SEATS := RQL FMQ FQL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
-# seats of which `make test` runs a part, since their plumbing is that of RQL, FMQ and FQL; `make suite` runs them as a whole
-LONG_SEATS := RLPD DSRL QAM
+SEATS := RQL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+# seats of which `make test` runs a part, since their plumbing is that of RQL; `make suite` runs them as a whole
+LONG_SEATS := FMQ FQL DSRL QAM RLPD
 SHORT := test_run or test_deterministic or test_continuous
 # what runs once more with compiled code off
 WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_parity fmq fmq_parity fql_parity rlpd_parity dsrl_parity qam_parity gaussian_actor offline_to_online keyed_noise
