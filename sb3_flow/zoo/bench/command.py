@@ -34,7 +34,7 @@ from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows, table, unfinished, write_text
-from sb3_flow.zoo.bench.suites import Plan, Settings, Suite, Task, load_suite, plans
+from sb3_flow.zoo.bench.suites import Plan, Settings, Task, load_suite, plans
 from sb3_flow.zoo.bench.training import run
 
 
@@ -60,7 +60,7 @@ def bench(arguments: Sequence[str] | None = None) -> None:
         left = unfinished(todo, read_rows(file))
         print(f"{len(todo)} runs, {len(todo) - len(left)} of them finished; results: {file}", flush=True)
         data = given.data or Path("bench") / "data"
-        failed = _make(left, suite, out, file, data, given.workers)
+        failed = _make(left, out, file, data, given.workers)
     _report(out, file)
     if failed:
         sys.exit(f"error: {failed} runs failed; the same command tries them again")
@@ -116,7 +116,7 @@ def locate_data(plan: Plan, data: Path, workers: int = 1) -> str:
     return f"{plan.dataset}@{file}"
 
 
-def _make(todo: Sequence[Plan], suite: Suite, out: Path, file: Path, data: Path, workers: int) -> int:
+def _make(todo: Sequence[Plan], out: Path, file: Path, data: Path, workers: int) -> int:
     """Make the runs, add the row of each when it ends, and count those that failed."""
     locations = {plan.task: locate_data(plan, data, workers) for plan in todo}
     jobs = [(plan, _folder(out, plan), locations[plan.task]) for plan in todo]

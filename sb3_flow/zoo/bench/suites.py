@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,14 @@ def _plan(suite: Suite, name: str, algorithm: str, seed: int, variant: Settings)
 
 def _zoo_settings(algo: str, task: str) -> Settings:
     """Take the arguments of the algorithm from the zoo's configuration of a task."""
-    content = yaml.safe_load(config_file(algo).read_text())
+    content = _configurations(algo)
     if task not in content:
         raise ValueError(f"{config_file(algo).name} has no settings for {task}, which the suite wants (zoo_settings).")
     return {name: value for name, value in content[task].items() if name not in NOT_SETTINGS}
+
+
+@cache
+def _configurations(algo: str) -> dict[str, Settings]:
+    """Read the zoo's file of an algorithm once, and not for each of its runs."""
+    content: dict[str, Settings] = yaml.safe_load(config_file(algo).read_text())
+    return content
