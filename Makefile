@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and one picture
-	MUJOCO_GL=disable $(BIN)/python examples/demo.py --out demo_output
+	$(ENVIRONMENT) $(BIN)/python examples/demo.py --out demo_output
 
 test: $(FETCHED)  ## the test suites of SB3 and sb3-contrib with our algorithms in the seats of theirs, and ours
 	$(MAKE) --jobs 2 --output-sync=target unit-a-n unit-o-z without-compiled $(SEATS:%=seat-%) $(LONG_SEATS:%=part-of-seat-%)

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
     parser.add_argument("--fmq-steps", type=int, default=3_000, help="gradient steps of FMQ on the dataset")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of torch; two that share a busy core wait for each other")
     arguments = parser.parse_args()
     th.set_num_threads(arguments.threads)
     out: Path = arguments.out
