@@ -100,7 +100,7 @@ def test_exploration_takes_the_best_of_n(monkeypatch):
 
 
 def test_modes_that_there_are_not(tmp_path):
-    with pytest.raises(ValueError, match='`acting_mode="qgbs"` searches along a flow from Gaussian noise'):
+    with pytest.raises(ValueError, match='`acting_mode="qgbs"` searches along a flow, but DSRL decides the noise'):
         build(acting_mode="qgbs")
     model = build()
     with pytest.raises(ValueError, match='`acting_mode="best_of_n"` needs `n_candidates` of at least 2, but 1 was given'):

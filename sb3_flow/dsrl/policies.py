@@ -42,6 +42,7 @@ class DSRLPolicy(GenerativePolicy):
 
     actor_class = GaussianActor
     critic_class = ActionValue
+    no_search = "DSRL decides the noise"
     q_aggregation = "mean"
     actor: GaussianActor
     critic: ActionValue
@@ -126,14 +127,9 @@ class DSRLPolicy(GenerativePolicy):
 
     @property
     def acting_modes(self) -> tuple[str, ...]:
-        return ("sample", "zero") if self.n_candidates == 1 else ("sample", "zero", "best_of_n")
+        return ("sample", "zero") if self.n_candidates == 1 else super().acting_modes
 
     def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
-        if mode == "qgbs":
-            raise ValueError(
-                '`acting_mode="qgbs"` searches along a flow from Gaussian noise, but DSRL decides the noise: give "sample", '
-                '"zero" or "best_of_n".'
-            )
         if mode == "best_of_n" and self.n_candidates == 1:
             raise ValueError('`acting_mode="best_of_n"` needs `n_candidates` of at least 2, but 1 was given.')
         super().set_acting_mode(mode, **search)

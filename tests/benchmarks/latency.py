@@ -1,5 +1,5 @@
 """
-Time of one action on the CPU: SB3's SAC, one-step, best-of-32 and QGBS (FMQ), 10-step flow (RQL), with the same hidden layers.
+Time of one action on the CPU: SB3's SAC and every way of acting of ours, with the same hidden layers.
 
 Run by hand: ``python tests/benchmarks/latency.py --threads 1``. Calls alternate between the policies, so that all of them
 see the same machine; medians, and their ratios.
@@ -18,7 +18,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import SAC
 
-from sb3_flow import FMQ, RQL
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL
 
 
 class Spaces(gym.Env):
@@ -47,6 +47,11 @@ def main() -> None:
         "SAC (SB3)": build(SAC),
         "FMQ, one step": build(FMQ, acting_mode="sample"),
         "RQL, 10 steps": build(RQL, flow_steps=10, n_critics=2, acting_mode="sample"),
+        "RLPD": build(RLPD),
+        "FQL, one step": build(FQL),
+        "DSRL, 10 steps": build(DSRL),
+        "QAM, 10 steps": build(QAM),
+        "FQL, best of 32": build(FQL, actor_type="best_of_n"),
         "FMQ, best of 32": build(FMQ, acting_mode="best_of_n"),
         "FMQ, QGBS": build(FMQ, acting_mode="qgbs"),
     }

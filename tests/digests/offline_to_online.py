@@ -1,4 +1,4 @@
-"""Runs of RQL, FMQ and FlowMapPolicy: offline, then online, then every way of acting."""
+"""Runs of the offline-to-online algorithms and FlowMapPolicy: offline, then online, then every way of acting."""
 
 from typing import Any
 
@@ -10,21 +10,22 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
-from sb3_flow import FMQ, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, FlowMapPolicy
 from tests.digests.running import Cases, logged, predictions
 from tests.tasks import PointEnv, collect
 
 CASES: Cases = {}
-MODES = ("zero", "sample", "best_of_n", "qgbs")
 
 OFFLINE: dict[str, Any] = {"batch_size": 16, "learning_rate": 1e-3, "buffer_size": 80, "tau": 0.05, "seed": 1}
 OFFLINE |= {"n_candidates": 4, "policy_kwargs": {"net_arch": [16, 16]}, "device": "cpu", "learning_starts": 10}
 
 
 def acting(model: Any) -> list[Any]:
-    """:return: actions of every mode"""
+    """:return: actions of every mode that the policy has"""
     found = []
-    for mode in MODES:
+    for mode in ("zero", "sample", "best_of_n", "qgbs"):
+        if mode not in model.policy.acting_modes:
+            continue
         model.set_acting_mode(mode, **({"beam_width": 2, "branches": 2} if mode == "qgbs" else {}))
         found.append(predictions(model))
     return found
@@ -45,7 +46,7 @@ def offline_to_online(
 
 NETS = {"native": {"backend": "native"}, "torch": {"backend": "torch"}, "auto": {"backend": "auto"}}
 RELU = {"backend": "torch", "policy_kwargs": {"net_arch": [16], "activation_fn": th.nn.ReLU}}
-BOTH: dict[str, dict[str, Any]] = {
+ALL: dict[str, dict[str, Any]] = {
     **NETS,
     "relu": RELU,
     "chunks": {"horizon_length": 3, "normalised": True, "backend": "native"},
@@ -70,8 +71,19 @@ FMQ_ONLY: dict[str, dict[str, Any]] = {
     "constant": {"adaptive_radius": False, "normalize_gradient": False, "guidance_critic": "mean", "q_aggregation": "min"},
     "bc": {"online_rule": "bc"},
 }
-for algorithm, own in ((RQL, {**BOTH, **RQL_ONLY}), (FMQ, {**BOTH, **FMQ_ONLY})):
-    few = {"flow_steps": 3, "n_critics": 2} if algorithm is RQL else {}
+FQL_ONLY: dict[str, dict[str, Any]] = {
+    "best of n": {"actor_type": "best_of_n", "normalised": True},
+    "normalized": {"alpha": 1.0, "normalize_q_loss": True, "q_aggregation": "min"},
+}
+DSRL_ONLY: dict[str, dict[str, Any]] = {"own": {"noise_scale": 0.5, "rho": 0.5}, "one candidate": {"n_candidates": 1}}
+QAM_ONLY: dict[str, dict[str, Any]] = {"edits": {"edit_scale": 0.1, "inv_temp": 3.0}}
+RLPD_ONLY: dict[str, dict[str, Any]] = {"qam": {"rho": 0.5, "backup_entropy": False, "bc_alpha": 0.1}}
+FEW = {RQL: {"flow_steps": 3, "n_critics": 2}, FMQ: {}, FQL: {"flow_steps": 3}, DSRL: {"flow_steps": 3, "n_critics": 2}}
+FEW |= {QAM: {"flow_steps": 3, "n_critics": 2}, RLPD: {"n_critics": 3}}
+OWN = {RQL: RQL_ONLY, FMQ: FMQ_ONLY, FQL: FQL_ONLY, DSRL: DSRL_ONLY, QAM: QAM_ONLY, RLPD: RLPD_ONLY}
+for algorithm, own in OWN.items():
+    few = FEW[algorithm]
+    own = {**ALL, **own}
     for variant, options in own.items():
         options = {"policy": "MlpPolicy", **few, **options}
         CASES[f"{algorithm.__name__.lower()} {variant}"] = lambda algorithm=algorithm, options=options: offline_to_online(
@@ -95,8 +107,7 @@ class Reach(PointEnv):
         return -np.linalg.norm(achieved - desired, axis=-1)
 
 
-for algorithm in (RQL, FMQ):
-    few = {"flow_steps": 3, "n_critics": 2} if algorithm is RQL else {}
+for algorithm, few in FEW.items():
 
     def images(algorithm: Any = algorithm, few: dict[str, Any] = few) -> Any:
         small = {
