@@ -30,10 +30,14 @@ from tasks import PointEnv, collect
 from torch import nn
 
 from sb3_flow import (
+    DSRL,
     FMQ,
+    FQL,
     GRPO,
     GSPO,
     PPO,
+    QAM,
+    RLPD,
     RQL,
     AsyncPPO,
     FlowMapPolicy,
@@ -113,6 +117,23 @@ OFFLINE_TO_ONLINE = {
         *(RQL, "MlpPolicy", lambda: DummyVecEnv([PointEnv])),
         {**OFFLINE, **net(6, activation_fn=nn.ReLU), "n_critics": 2, "flow_steps": 2, "backend": "torch"}
         | {"optimize_memory_usage": True, "sampling": "transition", "horizon_length": 1},
+    ),
+    "fql": Case(
+        *(FQL, "MlpPolicy", lambda: DummyVecEnv([PointEnv])),
+        {**OFFLINE, **net(6), "flow_steps": 2, "actor_type": "best_of_n", "n_candidates": 3, "q_aggregation": "min"},
+    ),
+    "dsrl": Case(
+        *(DSRL, "MlpPolicy", lambda: DummyVecEnv([PointEnv])),
+        {**OFFLINE, **net(6), "n_critics": 2, "flow_steps": 2, "noise_scale": 0.5},
+        normalised=True,
+    ),
+    "qam": Case(
+        *(QAM, "MlpPolicy", lambda: DummyVecEnv([PointEnv])),
+        {**OFFLINE, **net(6), "n_critics": 2, "flow_steps": 2, "edit_scale": 0.1, "inv_temp": 3.0},
+    ),
+    "rlpd": Case(
+        *(RLPD, "MlpPolicy", lambda: DummyVecEnv([PointEnv])),
+        {**OFFLINE, **net(6), "n_critics": 3, "bc_alpha": 0.1, "backend": "torch"},
     ),
     "fmq": Case(
         *(FMQ, "MultiInputPolicy", lambda: DummyVecEnv([lambda: PointEnv("dict")] * 2)),
