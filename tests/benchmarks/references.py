@@ -55,6 +55,8 @@ CHANGED: dict[str, Settings] = {"fql": {"normalize_q_loss": False, "alpha": 100.
 CUBE, OBSERVATION, ACTION = "cube-double-play-singletask-task1-v0", 37, 5
 NETWORKS: Settings = {"batch_size": 256, "horizon_length": 5, "policy_kwargs": {"net_arch": [256] * 3, "n_critics": 2}}
 COLUMNS = ("task", "algorithm", "implementation", "seed", "steps", "episodes", "score", "minutes", "plan")
+AT_ONCE = 500
+"""Updates of a question; if this process is killed, its worker ends with the question under way."""
 OF_EVALUATIONS = ("online_steps", "eval_freq", "n_eval_episodes")
 """What a plan says besides what decides the score at the end of an offline phase."""
 
@@ -194,7 +196,8 @@ def train_reference(given: argparse.Namespace, plan: Plan, dataset: OfflineDatas
         dataset.fit_vec_normalize(env)
     with reference(given, plan, build(plan, dataset), dataset, env) as theirs:
         if plan.offline:
-            theirs.ask("update", n=plan.offline_steps)
+            for done in range(0, plan.offline_steps, AT_ONCE):
+                theirs.ask("update", n=min(AT_ONCE, plan.offline_steps - done))
         else:
             learn_online(theirs, plan, dataset)
         score = evaluate(theirs, env, plan.n_final_episodes, plan.seed)
