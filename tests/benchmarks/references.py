@@ -12,7 +12,8 @@ same transitions, normalised alike, and draws its batches with its own sampler. 
 because theirs has no ``normalize_q_loss``.
 
 ``speed``: both take turns on the same cores (``--threads``; pinned where the system can). The ratio is the median over the
-turns with its 95 % bootstrap interval, of wall-clock time and of CPU time, which another process disturbs less.
+turns with its 95 % bootstrap interval, of wall-clock time and of CPU time, which another process disturbs less. More than one
+thread needs an idle machine: threads that wait for each other spin while another process has their core.
 ``learn``: both are trained for the suite's gradient steps and evaluated by the bench's evaluation. RLPD has no offline phase:
 it makes the suite's environment steps with half of each batch from the data. Rows go to ``references.csv`` in ``--out``, and
 the same command goes on after it was killed: finished runs are not made again. ``--ours`` takes our rows from results of
