@@ -12,6 +12,7 @@ import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from sb3_flow.data import OfflineDataset
@@ -51,7 +52,7 @@ def run(plan: Plan, folder: Path, dataset: str) -> dict[str, Any]:
     data = OfflineDataset.load(dataset)
     model, progress, saved = _begin(plan, folder, data)
     offline_steps = plan.offline_steps if plan.offline else 0
-    evaluations = _environment(plan, min(EVALUATION_ENVS, plan.n_final_episodes), training=False)
+    evaluations = environment(plan, min(EVALUATION_ENVS, plan.n_final_episodes), training=False)
     while True:
         began = time.monotonic()
         offline = model.offline_updates < offline_steps
@@ -69,8 +70,9 @@ def run(plan: Plan, folder: Path, dataset: str) -> dict[str, Any]:
             model.set_env(env)  # begins an episode, as after a checkpoint
             model.learn(steps, log_interval=10**9, reset_num_timesteps=False)
         final = done + steps >= until
-        np.random.seed(plan.seed)
-        score = _evaluate(model, evaluations, plan.n_final_episodes if final else plan.n_eval_episodes)
+        if isinstance(evaluations, VecNormalize):
+            sync_envs_normalization(model.get_env(), evaluations)  # type: ignore[arg-type]
+        score = evaluate(model, evaluations, plan.n_final_episodes if final else plan.n_eval_episodes, plan.seed)
         progress.steps.append(done + steps + (0 if offline else offline_steps))
         progress.scores.append(score)
         progress.seconds += time.monotonic() - began
@@ -100,7 +102,7 @@ def _row(plan: Plan, progress: Progress, offline_steps: int, rows: int) -> dict[
 def _begin(plan: Plan, folder: Path, data: OfflineDataset) -> tuple[OfflineToOnlineAlgorithm, Progress, Path | None]:
     """Load the last checkpoint, or make a model."""
     algorithm: Any = ALGORITHMS[plan.algo]
-    env = _environment(plan, 1, training=True)
+    env = environment(plan, 1, training=True)
     whole = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     if not whole:
         model = algorithm(_policy(env), env, seed=plan.seed, device="auto", **plan.settings)
@@ -142,25 +144,38 @@ def _policy(env: VecEnv) -> str:
     return "MultiInputPolicy" if shape is None else "CnnPolicy" if len(shape) == 3 else "MlpPolicy"
 
 
-def _environment(plan: Plan, n_envs: int, training: bool) -> VecEnv:
+def environment(plan: Plan, n_envs: int, training: bool) -> VecEnv:
+    """
+    Make the environments of a run. Those that normalise observations have no statistics yet.
+
+    :param plan: the run
+    :param n_envs: their number
+    :param training: whether statistics follow what the environments give
+    """
     env = make_vec_env(plan.task, n_envs=n_envs, seed=plan.seed)
     return VecNormalize(env, training=training, norm_reward=False) if plan.normalize else env
 
 
-def _evaluate(model: OfflineToOnlineAlgorithm, env: VecEnv, episodes: int) -> float:
-    """Give the mean success of episodes in which the policy draws fresh noise, as papers evaluate; else the mean return."""
+def evaluate(policy: PolicyPredictor, env: VecEnv, episodes: int, seed: int) -> float:
+    """
+    Give the mean success of episodes in which the policy draws fresh noise, as papers evaluate; else the mean return.
+
+    :param policy: decides
+    :param env: the environments, with the statistics that the policy was trained with
+    :param episodes: their number, of all environments together
+    :param seed: of tasks and noise
+    """
     successes: list[bool] = []
 
     def note_success(local: dict[str, Any], _: dict[str, Any]) -> None:
         if local["done"] and "is_success" in local["info"]:
             successes.append(local["info"]["is_success"])
 
-    if isinstance(env, VecNormalize):
-        sync_envs_normalization(model.get_env(), env)  # type: ignore[arg-type]
-    env.seed(model.seed)
+    np.random.seed(seed)  # OGBench draws from NumPy's global generator
+    env.seed(seed)
     with th.random.fork_rng(devices=[]):
-        th.manual_seed(model.seed or 0)
+        th.manual_seed(seed)
         returns, _ = evaluate_policy(
-            model, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
+            policy, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
         )
     return float(np.mean(successes if successes else returns))
