@@ -8,8 +8,7 @@ what they import: jax, flax, optax, distrax, ml_collections, einops, tfp-nightly
 available.
 
 Settings are those of the bench's suite; the published implementation gets every argument of our model under its own name, the
-same transitions, normalised alike, and draws its batches with its own sampler. FQL has another alpha here than in the suite,
-because theirs has no ``normalize_q_loss``.
+same transitions, normalised alike, and draws its batches with its own sampler.
 
 ``speed``: both take turns on the same cores (``--threads``; pinned where the system can). The ratio is the median over the
 turns with its 95 % bootstrap interval, of wall-clock time and of CPU time, which another process disturbs less. More than one
@@ -17,7 +16,7 @@ thread needs an idle machine: threads that wait for each other spin while anothe
 ``learn``: both are trained for the suite's gradient steps and evaluated by the bench's evaluation. RLPD has no offline phase:
 it makes the suite's environment steps with half of each batch from the data. Rows go to ``references.csv`` in ``--out``, and
 the same command goes on after it was killed: finished runs are not made again. ``--ours`` takes our rows from results of
-``python -m sb3_flow.zoo bench`` with the same settings: for FQL ``--grid normalize_q_loss=false alpha=100.0``.
+``python -m sb3_flow.zoo bench``.
 """
 
 import argparse
@@ -52,7 +51,6 @@ from sb3_flow.zoo.registry import ALGORITHMS
 from tests.benchmarks.reference_process import Reference, write_transitions
 
 CHECKOUTS = {"rql": "rql", "fql": "qc", "fql-best-of-n": "qc", "dsrl": "qam", "qam": "qam", "rlpd": "qam"}
-CHANGED: dict[str, Settings] = {"fql": {"normalize_q_loss": False, "alpha": 100.0}}
 CUBE, OBSERVATION, ACTION = "cube-double-play-singletask-task1-v0", 37, 5
 NETWORKS: Settings = {"batch_size": 256, "horizon_length": 5, "policy_kwargs": {"net_arch": [256] * 3, "n_critics": 2}}
 COLUMNS = ("task", "algorithm", "implementation", "seed", "steps", "episodes", "score", "minutes", "plan")
@@ -81,7 +79,7 @@ def reference(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "transitions.npz"
         write_transitions(dataset, env, file)
-        checkout = getattr(given, CHECKOUTS[plan.algorithm.split()[0]])
+        checkout = getattr(given, CHECKOUTS[plan.algorithm])
         theirs = Reference(given.jax_python, checkout, model, file)
         try:
             yield theirs
@@ -107,8 +105,7 @@ def speed(given: argparse.Namespace) -> None:
     )
     suite = load_suite(given.suite)
     for algorithm in given.algorithms:
-        variant = CHANGED.get(algorithm, {})
-        (plan,) = plans(suite, [CUBE], [algorithm], [0], [variant])
+        (plan,) = plans(suite, [CUBE], [algorithm], [0])
         plan = dataclasses.replace(plan, settings={**plan.settings, **NETWORKS})
         ours = build(plan, dataset)
         ours.train(3, ours.batch_size)  # compiles the kernels
@@ -168,7 +165,7 @@ def planned(given: argparse.Namespace) -> list[Plan]:
     episodes = given.episodes or suite.n_final_episodes
     found = []
     for algorithm in given.algorithms:
-        for plan in plans(suite, given.tasks, [algorithm], given.seeds, [CHANGED.get(algorithm, {})]):
+        for plan in plans(suite, given.tasks, [algorithm], given.seeds):
             offline = given.steps or plan.offline_steps if plan.offline else plan.offline_steps
             online = 0 if plan.offline else given.steps or plan.online_steps
             found.append(dataclasses.replace(plan, offline_steps=offline, online_steps=online, n_final_episodes=episodes))
