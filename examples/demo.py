@@ -40,8 +40,8 @@ CURVE_EPISODES = 10  # of every point of the curves
 # Measured on this task, with networks for a CPU
 SETTINGS = {"learning_rate": 1e-3, "tau": 0.02, "gamma": 0.995, "horizon_length": 10, "offline_fraction": 0.5}
 NETWORKS = {"net_arch": [128, 128, 128]}
-RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2}
-FMQ_SETTINGS = {**SETTINGS, "n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 3_000}
+RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2, "flow_steps": 5}
+FMQ_SETTINGS = {**SETTINGS, "n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 2_000}
 
 Episodes = tuple[np.ndarray, np.ndarray]  # successes and returns
 
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder for data, logs and the picture")
     parser.add_argument("--offline-steps", type=int, default=10_000, help="gradient steps on the dataset")
     parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
-    parser.add_argument("--fmq-steps", type=int, default=3_000, help="gradient steps of FMQ on the dataset")
+    parser.add_argument("--fmq-steps", type=int, default=2_000, help="gradient steps of FMQ on the dataset")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="of torch; two that share a busy core wait for each other")
     arguments = parser.parse_args()
@@ -150,7 +150,7 @@ def main() -> None:
     file = out / "data" / f"{DATASET}-v0.npz"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
-        generate(DATASET, 200, workers=2, seed=0, out=file.parent)
+        generate(DATASET, 200, workers=2, val_episodes=1, seed=0, out=file.parent)
     dataset = OfflineDataset.load(f"ogbench:{DATASET}-singletask-v0@{file}")
     print(dataset.summary())
     behaviour = behave()
