@@ -23,6 +23,7 @@ from network_references import (
 from sb3_flow import DSRL
 from sb3_flow.dsrl import dsrl as module
 from sb3_flow.losses import td_loss
+from sb3_flow.offline_to_online.gaussian_actor import TanhGaussian
 
 B, F, K, N, ACTION_DIM, HORIZON = 8, 3, 3, 4, 2, 2
 A = ACTION_DIM * HORIZON
@@ -249,11 +250,10 @@ def climbing(model, values):
 
 def ways(model, batch):
     """:return: by name of a wrong detail what is set where"""
-    policy, actor = model.policy, model.actor
-    sample, matching = actor.sample, module.flow_matching_loss
+    policy, sample, matching = model.policy, TanhGaussian.sample, module.flow_matching_loss
 
     def density(change):
-        return lambda s, z: (sample(s, z)[0], change(*sample(s, z)))
+        return lambda pi, z: (sample(pi, z)[0], change(*sample(pi, z)))
 
     def on_actions(s, _):
         return lambda z: model.critic.bind(s)(policy.flow.act(s, z.unsqueeze(1))[:, 0])
@@ -265,8 +265,8 @@ def ways(model, batch):
         "deviation of a sample": (module, "pessimistic_mean", lambda q, rho: q.mean(0) - rho * q.std(0)),
         "live critics in the target": (model, "critic_target", model.critic),
         "the first sample": (policy, "best_of", lambda s, samples: samples[:, 0]),
-        "sign of the entropy": (actor, "sample", density(lambda w, log_prob: -log_prob)),
-        "no correction for tanh": (actor, "sample", density(lambda w, p: p + (1 - w.square()).log().sum(-1))),
+        "sign of the entropy": (TanhGaussian, "sample", density(lambda w, log_prob: -log_prob)),
+        "no correction for tanh": (TanhGaussian, "sample", density(lambda w, p: p + (1 - w.square()).log().sum(-1))),
         "alpha is its logarithm": (model.entropy_coefficient, "forward", lambda: model.log_ent_coef.detach()),
         "target of the entropy": (model.entropy_coefficient, "target_entropy", -ENTROPY),
         "minimum in the actor's loss": (model, "latent_critic", climbing(model, lambda s, q: lambda z: q(z).amin(0, True))),

@@ -57,7 +57,7 @@ def reference(actor, s, z, condition=None):
 def test_samples_equal_the_transcription(conditioned, draws):
     actor = build(C if conditioned else 0)
     condition = draws["condition"] if conditioned else None
-    actions, log_prob = actor.sample(draws["s"], draws["z"], condition)
+    actions, log_prob = actor.gaussian(draws["s"], condition).sample(draws["z"])
     assert (actions.shape, log_prob.shape) == ((B, N, A), (B, N))
     arrays = [None if part is None else part.double().numpy() for part in (draws["s"], draws["z"], condition)]
     expected = reference(actor, *arrays)
@@ -69,7 +69,9 @@ def test_samples_equal_the_transcription(conditioned, draws):
         part.expand(-1, N, -1).double().flatten(0, 1).detach().numpy() for part in actor.gaussian(draws["s"], condition)
     )
     expected = log_density_np(mean, log_std, np.arctanh(given.double().numpy()).reshape(-1, A))
-    np.testing.assert_allclose(actor.log_prob(draws["s"], given, condition).detach().flatten(), expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(
+        actor.gaussian(draws["s"], condition).log_prob(given).detach().flatten(), expected, rtol=1e-4, atol=1e-3
+    )
 
 
 def in_float64(actor):
@@ -83,7 +85,7 @@ def test_samples_equal_sb3(draws):
     s, z = draws["s"].double(), draws["z"].double()
     mean, log_std = (part.expand(-1, N, -1).flatten(0, 1) for part in actor.gaussian(s))
     distribution = SquashedDiagGaussianDistribution(A, epsilon=0.0).proba_distribution(mean, log_std)
-    actions, log_prob = actor.sample(s, z)
+    actions, log_prob = actor.gaussian(s).sample(z)
     gaussian = mean + log_std.exp() * z.flatten(0, 1)
     th.testing.assert_close(actions.flatten(0, 1), th.tanh(gaussian))
     expected = distribution.log_prob(th.tanh(gaussian), gaussian)
@@ -97,7 +99,7 @@ def test_samples_equal_sb3(draws):
 def test_the_probabilities_of_all_actions_add_up_to_one():
     actor = in_float64(build(action_dim=1, horizon_length=1))
     z = th.linspace(-7, 7, 4001, dtype=th.double)
-    actions, log_prob = actor.sample(th.zeros(1, D, dtype=th.double), z.view(1, -1, 1))
+    actions, log_prob = actor.gaussian(th.zeros(1, D, dtype=th.double)).sample(z.view(1, -1, 1))
     total = np.trapezoid(log_prob[0].exp().detach(), actions[0, :, 0].detach())
     assert total == pytest.approx(1, abs=1e-6)
 
@@ -107,7 +109,7 @@ def test_far_actions_have_finite_probabilities_and_gradients(size, draws):
     actor = build()
     actor.network.layers[-1].bias.data[:A] = size
     actor.network.layers[-1].bias.data[A:] = -100  # clamped to -20
-    actions, log_prob = actor.sample(draws["s"], draws["z"])
+    actions, log_prob = actor.gaussian(draws["s"]).sample(draws["z"])
     assert actions.abs().max() <= 1 and log_prob.isfinite().all()
     log_prob.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in actor.parameters())
@@ -124,7 +126,7 @@ def test_kernels_agree_with_torch(draws):
     for native in (True, False):
         actor.network.native = native
         actor.zero_grad()
-        actions, log_prob = actor.sample(s, z, condition)
+        actions, log_prob = actor.gaussian(s, condition).sample(z)
         (actions.sum() + log_prob.sum()).backward()
         found.append([actions, log_prob, *(parameter.grad for parameter in actor.parameters())])
     for ours, theirs in zip(*found, strict=True):

@@ -18,6 +18,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from sb3_flow import RLPD
 from sb3_flow.losses import td_loss
+from sb3_flow.offline_to_online.gaussian_actor import TanhGaussian
 from sb3_flow.rlpd import rlpd as module
 
 B, K, M, ACTION_DIM, HORIZON = 8, 4, 2, 2, 2
@@ -138,9 +139,10 @@ def our_terms(model, batch, draws):
     with th.no_grad():
         target = model.td_target(batch, next_noise, th.as_tensor(draws["members"]))
     critic_loss = td_loss(model.critic.bind(batch.observations)(batch.actions), target, batch.valid)
-    actor_loss, log_prob = model.actor_loss(batch, noise)
+    pi = model.actor.gaussian(batch.observations)
+    actor_loss, log_prob = model.actor_loss(batch, pi, noise)
     terms = {"target": target, "critic_loss": critic_loss, "log_prob": log_prob, "actor_loss": actor_loss}
-    return {**terms, "bc_loss": model.bc_loss(batch), "ent_coef_loss": model.entropy_coefficient.loss(log_prob)}
+    return {**terms, "bc_loss": model.bc_loss(batch, pi), "ent_coef_loss": model.entropy_coefficient.loss(log_prob)}
 
 
 @pytest.mark.parametrize("rho", [None, 0.0, 0.5])
@@ -205,19 +207,19 @@ def test_the_weights_after_an_update_equal_the_transcriptions(batch, rho):
 
 def break_model(broken, model, monkeypatch):
     actor, coefficient = model.actor, model.entropy_coefficient
-    sample, gaussian = actor.sample, actor.gaussian
+    sample, gaussian = TanhGaussian.sample, actor.gaussian
     ways = {
         "no minimum": (module, "pessimistic_mean", lambda q, _: q.mean(0)),
         "pessimistic actor": (model, "rho", 1.0),
         "entropy is not backed up": (model, "backup_entropy", False),
         "live critic": (model, "critic_target", model.critic),
         "no correction for tanh": (
-            actor,
+            TanhGaussian,
             "sample",
-            lambda s, z: (sample(s, z)[0], sample(s, z)[1] + (1 - sample(s, z)[0].square()).log().sum(-1)),
+            lambda pi, z: (sample(pi, z)[0], sample(pi, z)[1] + (1 - sample(pi, z)[0].square()).log().sum(-1)),
         ),
-        "no standard deviation": (actor, "gaussian", lambda s, c=None: (gaussian(s, c)[0], 0 * gaussian(s, c)[1])),
-        "no noise": (actor, "sample", lambda s, z: sample(s, 0 * z)),
+        "no standard deviation": (actor, "gaussian", lambda s: TanhGaussian(gaussian(s).mean, 0 * gaussian(s).log_std)),
+        "no noise": (TanhGaussian, "sample", lambda pi, z: sample(pi, 0 * z)),
         "alpha is its logarithm": (coefficient, "forward", lambda: model.log_ent_coef.detach()),
         "alpha in its loss": (coefficient, "loss", lambda p: -(model.log_ent_coef.exp() * (p + TARGET_ENTROPY)).mean()),
         "target entropy": (coefficient, "target_entropy", -TARGET_ENTROPY),

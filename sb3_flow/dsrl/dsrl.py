@@ -186,7 +186,7 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         :param noise: reparameterisation noise of w, shape ``(B, 1, A)``
         :return: L_actor, scalar, and log pi(w | s), shape ``(B, 1)``
         """
-        w, log_prob = self.actor.sample(batch.observations, noise)
+        w, log_prob = self.actor.gaussian(batch.observations).sample(noise)
         q_values = self.latent_critic.bind(batch.observations, frozen=True)(self.noise_scale * w[:, 0])  # (K, B)
         alpha = self.entropy_coefficient()
         return (alpha * log_prob[:, 0] - q_values.mean(dim=0)).mean(), log_prob

@@ -1,7 +1,7 @@
 """The tanh-Gaussian actor of SAC (T. Haarnoja et al., arXiv 1812.05905) and its entropy coefficient."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch as th
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
@@ -13,6 +13,45 @@ from sb3_flow.flow import GaussianNetwork
 from sb3_flow.offline_to_online.actors import GenerativeActor
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+
+
+class TanhGaussian(NamedTuple):
+    """
+    Distributions of tanh(mean + std z), z ~ N(0, I), of which several terms of a loss can share one evaluation of the actor.
+
+    :param mean: before tanh, shape ``(B, n, A)``, where n is 1 without a condition
+    :param log_std: logarithm of the standard deviation before tanh, of the same shape
+    """
+
+    mean: th.Tensor
+    log_std: th.Tensor
+
+    def sample(self, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Turn noise into actions with their log-probabilities; gradients reach the actor.
+
+        :param noise: z, n for each observation, shape ``(B, n, A)``
+        :return: actions, shape ``(B, n, A)``, and log-probabilities of whole chunks, shape ``(B, n)``
+        """
+        u = self.mean + self.log_std.exp() * noise
+        return th.tanh(u), self._log_density(noise, u)
+
+    def log_prob(self, actions: th.Tensor) -> th.Tensor:
+        """
+        Compute log-probabilities of given actions; gradients reach the actor.
+
+        :param actions: inside (-1, 1), n for each observation, shape ``(B, n, A)``
+        :return: shape ``(B, n)``
+        """
+        u = th.atanh(actions)
+        return self._log_density((u - self.mean) / self.log_std.exp(), u)
+
+    def _log_density(self, z: th.Tensor, u: th.Tensor) -> th.Tensor:
+        """Give log-probabilities of the actions tanh(u), where u is mean + std z (arXiv 1812.05905, Appendix C)."""
+        log_gaussian = -0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
+        density: th.Tensor = (log_gaussian - log_slope).sum(dim=-1)
+        return density
 
 
 class GaussianActor(GenerativeActor):
@@ -33,13 +72,12 @@ class GaussianActor(GenerativeActor):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "condition_dim": self.condition_dim}
 
-    def gaussian(self, observation: PyTorchObs, condition: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+    def gaussian(self, observation: PyTorchObs, condition: th.Tensor | None = None) -> TanhGaussian:
         """
-        Compute mean and logarithm of the standard deviation, before tanh.
+        Compute the distributions of actions; gradients reach the network.
 
         :param observation: B observations
         :param condition: shape ``(B, n, condition_dim)``
-        :return: each of the shape ``(B, n, A)``, where n is 1 without a condition
         """
         features = self.extract_features(observation, self.features_extractor)
         inputs, n = features, 1
@@ -48,7 +86,7 @@ class GaussianActor(GenerativeActor):
             inputs = th.cat([features.unsqueeze(1).expand(-1, n, -1), condition], dim=-1).flatten(0, 1)
         mean, log_std = self.network(inputs)
         log_std = log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
-        return mean.unflatten(0, (-1, n)), log_std.unflatten(0, (-1, n))
+        return TanhGaussian(mean.unflatten(0, (-1, n)), log_std.unflatten(0, (-1, n)))
 
     def act(self, observation: PyTorchObs, noise: th.Tensor, condition: th.Tensor | None = None) -> th.Tensor:
         """
@@ -66,42 +104,6 @@ class GaussianActor(GenerativeActor):
         """Decide chunks: the mode if ``deterministic``, as SAC's actor does, otherwise samples."""
         noise = self.noise(observation, self.generator)(1)
         return self.act(observation, th.zeros_like(noise) if deterministic else noise)[:, 0]
-
-    def sample(
-        self, observation: PyTorchObs, noise: th.Tensor, condition: th.Tensor | None = None
-    ) -> tuple[th.Tensor, th.Tensor]:
-        """
-        Turn noise into actions with their log-probabilities; gradients reach the network.
-
-        :param observation: B observations
-        :param noise: z, n for each of them, shape ``(B, n, A)``
-        :param condition: shape ``(B, n, condition_dim)``
-        :return: actions, shape ``(B, n, A)``, and log-probabilities of whole chunks, shape ``(B, n)``
-        """
-        mean, log_std = self.gaussian(observation, condition)
-        u = mean + log_std.exp() * noise
-        return th.tanh(u), _log_density(noise, u, log_std)
-
-    def log_prob(self, observation: PyTorchObs, actions: th.Tensor, condition: th.Tensor | None = None) -> th.Tensor:
-        """
-        Compute log-probabilities of given actions; gradients reach the network.
-
-        :param observation: B observations
-        :param actions: inside (-1, 1), n for each observation, shape ``(B, n, A)``
-        :param condition: shape ``(B, n, condition_dim)``
-        :return: shape ``(B, n)``
-        """
-        mean, log_std = self.gaussian(observation, condition)
-        u = th.atanh(actions)
-        return _log_density((u - mean) / log_std.exp(), u, log_std)
-
-
-def _log_density(z: th.Tensor, u: th.Tensor, log_std: th.Tensor) -> th.Tensor:
-    """Give log-probabilities of the actions tanh(u), where u is mean + std z (arXiv 1812.05905, Appendix C)."""
-    log_gaussian = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
-    log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2), finite for every u
-    density: th.Tensor = (log_gaussian - log_slope).sum(dim=-1)
-    return density
 
 
 class EntropyCoefficient(nn.Module):

@@ -258,7 +258,7 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         of_flow, of_edit = self.policy.split_noise(noise)
         with th.no_grad():
             actions = self.actor.act(batch.observations, of_flow)
-        edits, log_prob = self.edit_actor.sample(batch.observations, of_edit, actions)
+        edits, log_prob = self.edit_actor.gaussian(batch.observations, actions).sample(of_edit)
         q = self.critic.bind(batch.observations, frozen=True)(self.policy.edited(actions, edits)).mean(dim=0)  # (B, 1)
         alpha = self.entropy_coefficient()
         edit_loss, ent_coef_loss = (alpha * log_prob - q).mean(), self.entropy_coefficient.loss(log_prob)

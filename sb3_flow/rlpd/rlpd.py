@@ -16,7 +16,7 @@ from sb3_flow.data.table import Sampling
 from sb3_flow.losses import pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, check_entropy
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, TanhGaussian, check_entropy
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.rlpd.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, RLPDPolicy
 
@@ -149,29 +149,30 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         :param members: indices of the critics M, shape ``(n_min_critics,)``
         :return: shape ``(B, 1)``
         """
-        a, log_prob = self.actor.sample(batch.next_observations, noise)  # (B, 1, A), (B, 1)
+        a, log_prob = self.actor.gaussian(batch.next_observations).sample(noise)  # (B, 1, A), (B, 1)
         q = self.critic_target.bind(batch.next_observations)(a)  # (K, B, 1)
         q = q[members].amin(dim=0) if self.rho is None else pessimistic_mean(q, self.rho)
         if self.backup_entropy:
             q = q - self.entropy_coefficient() * log_prob
         return batch.rewards + batch.discounts * q
 
-    def actor_loss(self, batch: ChunkSamples, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def actor_loss(self, batch: ChunkSamples, pi: TanhGaussian, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
         Compute L_actor of Eq. 2. Gradients reach the actor alone.
 
+        :param pi: pi(. | s) of the batch's observations
         :param noise: z ~ N(0, I) of the actions, shape ``(B, 1, A)``
         :return: L_actor, scalar, and log pi(a | s), shape ``(B, 1)``
         """
-        a, log_prob = self.actor.sample(batch.observations, noise)  # (B, 1, A), (B, 1)
+        a, log_prob = pi.sample(noise)  # (B, 1, A), (B, 1)
         q = pessimistic_mean(self.critic.bind(batch.observations, frozen=True)(a), self.rho or 0.0)  # (K, B, 1) -> (B, 1)
         return (self.entropy_coefficient() * log_prob - q).mean(), log_prob
 
-    def bc_loss(self, batch: ChunkSamples) -> th.Tensor:
+    def bc_loss(self, batch: ChunkSamples, pi: TanhGaussian) -> th.Tensor:
         """Compute -log pi(a | s) of the batch's whole windows, scalar."""
         limit = 1 - ACTION_MARGIN  # tanh reaches 1 nowhere
         actions = batch.actions.clamp(-limit, limit).unsqueeze(1)
-        return -(batch.valid * self.actor.log_prob(batch.observations, actions)).mean()
+        return -(batch.valid * pi.log_prob(actions)).mean()
 
     def update(self, batch: ChunkSamples, generator: th.Generator) -> dict[str, th.Tensor]:
         """Make one step of L_Q + L_actor + L_alpha; see the base class."""
@@ -184,10 +185,11 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         loss = critic_loss = td_loss(q_values, target, batch.valid)
         metrics = {"critic_loss": critic_loss, "q_mean": q_values.detach().mean(), "target_mean": target.mean()}
         if (self._n_updates + 1) % self.policy_delay == 0:
-            actor_loss, log_prob = self.actor_loss(batch, noise)
+            pi = self.actor.gaussian(batch.observations)
+            actor_loss, log_prob = self.actor_loss(batch, pi, noise)
             metrics |= {"ent_coef": self.entropy_coefficient(), "entropy": -log_prob.detach().mean()}
             if self.bc_alpha > 0:
-                metrics["bc_loss"] = self.bc_loss(batch)
+                metrics["bc_loss"] = self.bc_loss(batch, pi)
                 actor_loss = actor_loss + self.bc_alpha * metrics["bc_loss"]
             if self.entropy_coefficient.is_learned:
                 metrics["ent_coef_loss"] = self.entropy_coefficient.loss(log_prob)
