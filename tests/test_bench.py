@@ -303,5 +303,7 @@ def test_results_in_the_repository():
     for file in sorted(SUITES.glob("*.csv")):
         rows = read_rows(file)
         assert rows and len({(row["task"], row["algorithm"], row["seed"]) for row in rows}) == len(rows)
+        todo = plans(load_suite(file.stem), seeds=sorted({int(row["seed"]) for row in rows}))
+        assert len(todo) - len(unfinished(todo, rows)) == len(rows)
         with open(file, newline="") as lines:
             assert next(csv.reader(lines)) == list(COLUMNS)
