@@ -44,7 +44,7 @@ from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import bootstrap_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
-from sb3_flow.zoo.bench.results import read_rows, write_text
+from sb3_flow.zoo.bench.results import read_rows, write_rows
 from sb3_flow.zoo.bench.suites import Plan, Settings, load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate, run
 from sb3_flow.zoo.registry import ALGORITHMS
@@ -156,7 +156,8 @@ def learn(given: argparse.Namespace) -> None:
                     minutes = (time.monotonic() - began) / 60
                 row = {"score": score, "minutes": round(minutes, 2)}
             steps = plan.offline_steps if plan.offline else plan.online_steps
-            add(file, dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True)))
+            new = dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True))
+            write_rows(file, COLUMNS, [*read(file), new])
             print(f"{plan.task} {plan.algorithm} {implementation} seed {plan.seed}: {row['score']:.2f}", flush=True)
     report(read(file))
 
@@ -238,15 +239,6 @@ def key_of(row: dict[str, str]) -> tuple[str, str, str, str, str]:
 def read(file: Path) -> list[dict[str, str]]:
     with open(file, newline="") if file.exists() else io.StringIO() as lines:
         return list(csv.DictReader(lines))
-
-
-def add(file: Path, row: dict[str, Any]) -> None:
-    """Add a row; the file is whole at any time."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([*read(file), row])
-    write_text(file, text.getvalue())
 
 
 def report(rows: list[dict[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,15 @@ def read_rows(file: Path) -> list[Row]:
 def add_row(file: Path, row: dict[str, Any]) -> None:
     """Add a row to the CSV; the file is whole at any time. A row of the same task, algorithm and seed is replaced."""
     rows = [found for found in read_rows(file) if key_of(found) != (row["task"], row["algorithm"], row["seed"])]
+    write_rows(file, COLUMNS, [*rows, row])
+
+
+def write_rows(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a CSV that is whole at any time."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows([*rows, row])
+    writer.writerows(rows)
     write_text(file, text.getvalue())
 
 
