@@ -40,8 +40,9 @@ CURVE_EPISODES = 10  # of every point of the curves
 # Measured on this task, with networks for a CPU
 SETTINGS = {"learning_rate": 1e-3, "tau": 0.02, "gamma": 0.995, "horizon_length": 10, "offline_fraction": 0.5}
 NETWORKS = {"net_arch": [128, 128, 128]}
-RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2, "flow_steps": 5}
-FMQ_SETTINGS = {**SETTINGS, "n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 2_000}
+BEST_OF = 8  # samples, of which the critics choose one
+RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2, "flow_steps": 5, "n_candidates": BEST_OF}
+FMQ_SETTINGS = {**SETTINGS, "n_candidates": BEST_OF, "warmup_steps": 500, "anneal_end_step": 2_000}
 
 Episodes = tuple[np.ndarray, np.ndarray]  # successes and returns
 
@@ -132,7 +133,7 @@ def read_curve(folder: Path, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder for data, logs and the picture")
-    parser.add_argument("--offline-steps", type=int, default=10_000, help="gradient steps on the dataset")
+    parser.add_argument("--offline-steps", type=int, default=7_500, help="gradient steps on the dataset")
     parser.add_argument("--online-steps", type=int, default=2_500, help="environment steps afterwards")
     parser.add_argument("--fmq-steps", type=int, default=2_000, help="gradient steps of FMQ on the dataset")
     parser.add_argument("--seed", type=int, default=0)
@@ -172,13 +173,13 @@ def main() -> None:
     table.append(row("behaviour cloning", evaluate(bc, eval_env)))
 
     say(f"RQL offline, {arguments.offline_steps} gradient steps")
-    model = build(RQL, "rql", **RQL_SETTINGS)
+    model = build(RQL, "rql", acting_mode="best_of_n", **RQL_SETTINGS)
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
-    for mode, noise in (("sample", "Gaussian noise"), ("zero", "zero noise (default)")):
+    for mode, name in (("sample", "one sample"), ("best_of_n", f"best of {BEST_OF} samples")):
         model.set_acting_mode(mode)
-        table.append(row(f"RQL offline, {noise}", evaluate(model, eval_env)))
+        table.append(row(f"RQL offline, {name}", evaluate(model, eval_env)))
     model.save(out / "rql_offline")
     model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
@@ -186,7 +187,7 @@ def main() -> None:
     model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
     model.set_offline_dataset(dataset)
     model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
-    table.append(row("RQL after online, zero noise (default)", evaluate(model, eval_env)))
+    table.append(row(f"RQL after online, best of {BEST_OF} samples", evaluate(model, eval_env)))
     model.save(out / "rql_online")
     model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
@@ -194,12 +195,13 @@ def main() -> None:
     fmq = build(FMQ, "fmq", **FMQ_SETTINGS)
     fmq.learn_offline(dataset, arguments.fmq_steps, progress_bar=True)
     fmq.save(out / "fmq_offline")
-    table.append(row(f"FMQ offline, best of {fmq.n_candidates} one-step samples (default)", evaluate(fmq, eval_env)))
-    costs = [cost("RQL, zero", model, f"{model.flow_steps} of the actor, one after the other")]
-    for mode in ("sample", "best_of_n", "qgbs"):
-        fmq.set_acting_mode(mode)
-        counts = fmq.policy.network_evaluations
-        costs.append(cost(f"FMQ, {mode}", fmq, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
+    table.append(row(f"FMQ offline, best of {BEST_OF} one-step samples", evaluate(fmq, eval_env)))
+    costs = []
+    for acting, name, modes in ((model, "RQL", ("sample", "best_of_n")), (fmq, "FMQ", ("sample", "best_of_n", "qgbs"))):
+        for mode in modes:
+            acting.set_acting_mode(mode)
+            counts = acting.policy.network_evaluations
+            costs.append(cost(f"{name}, {mode}", acting, f"{counts['actor']} of the actor, {counts['critic']} of the critic"))
 
     curves = {
         "behaviour cloning": read_curve(out / "bc"),

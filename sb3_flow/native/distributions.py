@@ -34,13 +34,14 @@ def normalise_logits(x, at, c, size):
         x[j] -= shift
 
 
-@compiled()
+# Binary numbers are scored without fused multiply-add: a process that compiles would fuse others than the processes that load
+@compiled(fastmath=False)
 def softplus(x):
     """Compute log(1 + exp(x)) of a number."""
     return (_ZERO if x < _ZERO else x) + np.log1p(np.exp(-abs(x)))
 
 
-@compiled()
+@compiled(fastmath=False)
 def _sigmoid(x):
     return _ONE / (_ONE + np.exp(-x))
 
@@ -105,7 +106,7 @@ def categorical_scores(components, x, at, count, score_at, extra_at, actions, or
     return entropies, divergences
 
 
-@compiled()
+@compiled(fastmath=False)
 def bernoulli_scores(n, x, at, count, score_at, extra_at, actions, order, first, ent, kl, reference, log_probs):
     """Score n independent binary numbers, as :func:`categorical_scores`."""
     outlined()
