@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -178,9 +179,12 @@ def test_data_are_made_once_for_each_number_of_episodes(tmp_path, suite, monkeyp
 
 
 def test_two_benches_in_one_folder(tmp_path):
-    """Rows that another process added meanwhile stay."""
+    """Rows that another process added meanwhile stay, also those that it adds at the same time."""
     file = tmp_path / "results.csv"
     row = {**dict.fromkeys(COLUMNS, ""), "task": "t", "algorithm": "a", "seed": 0, "plan": "{}"}
+    with ThreadPoolExecutor(4) as benches:  # a lock of a file keeps threads apart as it does processes
+        list(benches.map(lambda seed: add_row(tmp_path / "many.csv", {**row, "seed": seed}), range(40)))
+    assert sorted(int(found["seed"]) for found in read_rows(tmp_path / "many.csv")) == list(range(40))
     add_row(file, row)
     add_row(file, {**row, "seed": 1})
     add_row(file, {**row, "seed": 1, "online": 0.5})

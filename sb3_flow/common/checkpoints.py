@@ -81,8 +81,9 @@ def _open_alone(path: Path) -> int:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             # the process that had the lock before may have moved the file away
-            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise

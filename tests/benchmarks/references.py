@@ -44,7 +44,7 @@ from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import bootstrap_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
-from sb3_flow.zoo.bench.results import read_rows, write_rows
+from sb3_flow.zoo.bench.results import as_csv, read_rows, write_text
 from sb3_flow.zoo.bench.suites import Plan, Settings, load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate, run
 from sb3_flow.zoo.registry import ALGORITHMS
@@ -157,7 +157,7 @@ def learn(given: argparse.Namespace) -> None:
                 row = {"score": score, "minutes": round(minutes, 2)}
             steps = plan.offline_steps if plan.offline else plan.online_steps
             new = dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True))
-            write_rows(file, COLUMNS, [*read(file), new])
+            write_text(file, as_csv(COLUMNS, [*read(file), new]))
             print(f"{plan.task} {plan.algorithm} {implementation} seed {plan.seed}: {row['score']:.2f}", flush=True)
     report(read(file))
 

@@ -40,18 +40,25 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def add_row(file: Path, row: dict[str, Any]) -> None:
-    """Add a row to the CSV; the file is whole at any time. A row of the same task, algorithm and seed is replaced."""
-    rows = [found for found in read_rows(file) if key_of(found) != (row["task"], row["algorithm"], row["seed"])]
-    write_rows(file, COLUMNS, [*rows, row])
+    """
+    Add a row to the CSV; a row of the same task, algorithm and seed is replaced. The file is whole at any time, and several
+    processes may add rows.
+    """
+
+    def write(path: Path) -> None:  # which has the file to itself
+        rows = [found for found in read_rows(file) if key_of(found) != (row["task"], row["algorithm"], row["seed"])]
+        path.write_text(as_csv(COLUMNS, [*rows, row]))
+
+    write_atomically(file, "csv", write)
 
 
-def write_rows(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a CSV that is whole at any time."""
+def as_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write rows as the text of a CSV."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(file, text.getvalue())
+    return text.getvalue()
 
 
 def write_text(file: Path, text: str) -> None:
