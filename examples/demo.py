@@ -28,6 +28,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from sb3_flow import FMQ, RQL, OfflineDataset
+from sb3_flow.common.statistics import success_interval
 from sb3_flow.data.generate import generate
 from sb3_flow.data.oracles import NAVIGATE_NOISE, maze_cells
 from sb3_flow.envs import SuccessInfo
@@ -94,10 +95,9 @@ def behave(seed: int = 0) -> Episodes:
 def row(name: str, episodes: Episodes) -> str:
     """Mean and 95% interval: Wilson's for the success rate, normal for the return."""
     success, returns = episodes
-    n, p, z = len(success), float(success.mean()), 1.96
-    centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    error = z * returns.std(ddof=1) / np.sqrt(n)
-    return f"{name:<52} {p:4.2f} [{centre - half:4.2f}, {centre + half:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
+    share, low, high = success_interval(success.mean(), len(success))
+    error = 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
+    return f"{name:<52} {share:4.2f} [{low:4.2f}, {high:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
 
 
 def cost(name: str, model: RQL | FMQ, evaluations: str) -> str:

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL
-from sb3_flow.common.statistics import Estimate, bootstrap_interval, interquartile_mean
+from sb3_flow.common.statistics import Estimate, bootstrap_interval, interquartile_mean, success_interval
 from sb3_flow.envs import SuccessInfo
 from sb3_flow.offline_to_online.evaluation_notes import find_evaluations
 
@@ -68,6 +68,33 @@ def test_interval_is_that_of_all_resamples():
 def test_tasks_are_not_resampled():
     # all runs agree on each task, so nothing is uncertain, however different the tasks are
     assert bootstrap_interval(np.tile([0.0, 100.0], (5, 1)), np.mean) == (50.0, 50.0, 50.0)
+
+
+# scipy.stats.binomtest(successes, n).proportion_ci(level, method="wilson")
+@pytest.mark.parametrize(
+    ("successes", "n_episodes", "level", "low", "high"),
+    [
+        (31, 50, 0.95, 0.4815044693099298, 0.7413721068980641),
+        (0, 50, 0.95, 0.0, 0.07134759913335872),
+        (7, 7, 0.9, 0.7212373045474579, 1.0),
+    ],
+)
+def test_success_interval_is_scipy_s(successes, n_episodes, level, low, high):
+    assert success_interval(successes / n_episodes, n_episodes, level) == pytest.approx((successes / n_episodes, low, high))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.2, 50), "`share` must be from 0 to 1, but 1.2"),
+        ((float("nan"), 50), "`share` must be from 0 to 1, but nan"),
+        ((0.5, 0), "`n_episodes` must be at least 1"),
+        ((0.5, 50, 95), "`level` must be between 0 and 1, but 95"),
+    ],
+)
+def test_success_interval_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        success_interval(*arguments)
 
 
 def test_intervals_repeat():

@@ -3,7 +3,9 @@ Summaries of the scores of several runs with their uncertainty, as R. Agarwal et
 precipice" (arXiv 2108.13264), recommend.
 """
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -70,8 +72,7 @@ def bootstrap_interval(
         raise ValueError(f"`scores` must have shape (n_runs,) or (n_runs, n_tasks) with 2 runs or more, not {values.shape}.")
     if not np.isfinite(values).all():
         raise ValueError("`scores` must be finite, but some are NaN or infinite: were runs cut short?")
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"`level` must be between 0 and 1, but {level} was given.")
+    _check_level(level)
     check_minimum(1, resamples=resamples)
     values = values.reshape(len(values), -1)
     generator = np.random.default_rng(seed)
@@ -82,3 +83,27 @@ def bootstrap_interval(
         found.append(statistic(drawn.reshape(len(drawn), -1), axis=1))
     low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return Estimate(float(statistic(values.ravel(), axis=0)), float(low), float(high))
+
+
+def success_interval(share: float, n_episodes: int, level: float = 0.95) -> Estimate:
+    """
+    Compute Wilson's interval of a success rate: where the rate of very many episodes of the same policy may lie.
+
+    :param share: of the episodes that succeeded, from 0 to 1
+    :param n_episodes: how many episodes there were
+    :param level: share of such intervals that contain the rate of very many episodes
+    :raises ValueError: if an argument is out of its range
+    """
+    check_minimum(1, n_episodes=n_episodes)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"`share` must be from 0 to 1, but {share} was given.")
+    _check_level(level)
+    z, n = NormalDist().inv_cdf((1 + level) / 2), n_episodes
+    centre, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    low, high = (centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n)
+    return Estimate(float(share), max(0.0, low), min(1.0, high))
+
+
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"`level` must be between 0 and 1, but {level} was given.")

@@ -20,6 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 from sb3_flow import FMQ, OfflineDataset
+from sb3_flow.common.statistics import success_interval
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import SuccessInfo
 
@@ -90,12 +91,6 @@ def run(seed: int, arguments: argparse.Namespace) -> dict[str, tuple[np.ndarray,
     return results
 
 
-def interval(success: np.ndarray) -> tuple[float, float]:
-    n, p, z = len(success), float(success.mean()), 1.96
-    centre, half = (p + z**2 / (2 * n)) / (1 + z**2 / n), z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    return centre - half, centre + half
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--maze", default="pointmaze-large")
@@ -118,7 +113,7 @@ def main() -> None:
     print(f"\n{arguments.maze} task {arguments.task}, {len(runs)} seeds x {EPISODES} episodes; local data")
     for name in runs[0]:
         success, returns = (np.concatenate([one[name][i] for one in runs]) for i in (0, 1))
-        low, high = interval(success)
+        _, low, high = success_interval(success.mean(), len(success))
         means = ", ".join(f"{one[name][0].mean():.2f}" for one in runs)
         print(f"{name:<44} {success.mean():4.2f} [{low:4.2f}, {high:4.2f}]  return {returns.mean():7.1f}  seeds: {means}")
 

@@ -24,7 +24,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import os
 import statistics
 import sys
@@ -41,7 +40,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_flow import OfflineDataset
-from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.common.statistics import bootstrap_interval, success_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
 from sb3_flow.zoo.bench.results import as_csv, read_rows, write_text
@@ -248,16 +247,11 @@ def report(rows: list[dict[str, str]]) -> None:
         score, n = float(row["score"]), int(row["episodes"])
         text = f"seed {row['seed']}: {score:.2f}"
         if 0 <= score <= 1:
-            low, high = wilson(score, n)
+            _, low, high = success_interval(score, n)
             text += f" [{low:.2f}, {high:.2f}]"
         groups.setdefault((row["task"], row["algorithm"], row["steps"], row["implementation"]), []).append(text)
     for (task, algorithm, steps, implementation), texts in sorted(groups.items()):
         print(f"{task} {algorithm}, {steps} steps, {implementation:<6} {'; '.join(texts)}")
-
-
-def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    centre, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return max(0.0, (centre - half) / (1 + z**2 / n)), min(1.0, (centre + half) / (1 + z**2 / n))
 
 
 def main() -> None:
