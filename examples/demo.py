@@ -39,7 +39,7 @@ EPISODES = 50  # of every row of the table
 CURVE_EPISODES = 10  # of every point of the curves
 
 # Measured on this task, with networks for a CPU
-SETTINGS = {"learning_rate": 1e-3, "tau": 0.02, "gamma": 0.995, "horizon_length": 10, "offline_fraction": 0.5}
+SETTINGS = dict(learning_rate=1e-3, batch_size=128, tau=0.02, gamma=0.995, horizon_length=10, offline_fraction=0.5)
 NETWORKS = {"net_arch": [128, 128, 128]}
 BEST_OF = 8  # samples, of which the critics choose one
 RQL_SETTINGS = {**SETTINGS, "alpha": 5.0, "expectile": 0.7, "n_critics": 2, "flow_steps": 5, "n_candidates": BEST_OF}
@@ -98,6 +98,15 @@ def row(name: str, episodes: Episodes) -> str:
     share, low, high = success_interval(success.mean(), len(success))
     error = 1.96 * returns.std(ddof=1) / np.sqrt(len(returns))
     return f"{name:<52} {share:4.2f} [{low:4.2f}, {high:4.2f}]   {returns.mean():7.1f} +- {error:5.1f}"
+
+
+def rows_of_modes(name: str, model: RQL, env: VecEnv) -> list[str]:
+    """One row of the paper's protocol, and one of the mode that the model goes on with."""
+    rows = []
+    for mode, text in (("sample", "one sample"), ("best_of_n", f"best of {BEST_OF} samples")):
+        model.set_acting_mode(mode)
+        rows.append(row(f"{name}, {text}", evaluate(model, env)))
+    return rows
 
 
 def cost(name: str, model: RQL | FMQ, evaluations: str) -> str:
@@ -177,9 +186,7 @@ def main() -> None:
     model.learn_offline(
         dataset, arguments.offline_steps, callback("offline", max(1, arguments.offline_steps // 4)), progress_bar=True
     )
-    for mode, name in (("sample", "one sample"), ("best_of_n", f"best of {BEST_OF} samples")):
-        model.set_acting_mode(mode)
-        table.append(row(f"RQL offline, {name}", evaluate(model, eval_env)))
+    table += rows_of_modes("RQL offline", model, eval_env)
     model.save(out / "rql_offline")
     model.get_vec_normalize_env().save(out / "rql_offline_vecnormalize.pkl")
 
@@ -187,7 +194,7 @@ def main() -> None:
     model = RQL.load(out / "rql_offline", env=model.get_env())  # as a user would, on another day
     model.set_offline_dataset(dataset)
     model.learn(arguments.online_steps, callback("online", arguments.online_steps // 2), progress_bar=True)
-    table.append(row(f"RQL after online, best of {BEST_OF} samples", evaluate(model, eval_env)))
+    table += rows_of_modes("RQL after online", model, eval_env)
     model.save(out / "rql_online")
     model.get_vec_normalize_env().save(out / "rql_online_vecnormalize.pkl")
 
