@@ -98,7 +98,9 @@ def test_a_run_that_was_stopped_gives_the_same_row(tmp_path, suite, data, monkey
     assert without_times([row]) == without_times([whole])
     assert len(set(whole["scores"].split())) > 1
     assert (whole["offline"] == "") == (not offline)
-    assert len(list((tmp_path / "stopped").iterdir())) == 1  # the last checkpoint alone
+    ends = {f"checkpoint-{steps}" for steps in ((40, 40 + plan.online_steps) if offline else (plan.online_steps,))}
+    assert {path.name for path in (tmp_path / "stopped").iterdir()} == ends
+    assert not list(tmp_path.glob("stopped/*/replay_buffer.pkl"))  # of no use to a finished run
 
 
 def test_the_command(tmp_path, suite, capsys, monkeypatch):

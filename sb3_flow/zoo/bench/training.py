@@ -76,7 +76,7 @@ def run(plan: Plan, folder: Path, dataset: str) -> dict[str, Any]:
         progress.steps.append(done + steps + (0 if offline else offline_steps))
         progress.scores.append(score)
         progress.seconds += time.monotonic() - began
-        saved = _save(model, progress, folder, saved)
+        saved = _save(model, progress, folder, saved, plan)
     row = _row(plan, progress, offline_steps, len(data))
     evaluations.close()
     return row
@@ -120,21 +120,25 @@ def _begin(plan: Plan, folder: Path, data: OfflineDataset) -> tuple[OfflineToOnl
     return model, progress, saved
 
 
-def _save(model: OfflineToOnlineAlgorithm, progress: Progress, folder: Path, before: Path | None) -> Path:
-    """Write a checkpoint, which is there as a whole or not at all, and remove the one before."""
+def _save(model: OfflineToOnlineAlgorithm, progress: Progress, folder: Path, before: Path | None, plan: Plan) -> Path:
+    """
+    Write a checkpoint, which is there as a whole or not at all, and remove the one before, unless a phase ended there. A
+    finished run needs no replay buffer.
+    """
     final = folder / f"checkpoint-{progress.steps[-1]}"
     new = folder / f".{final.name}"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     model.save(new / "model.zip")
-    if model.num_timesteps > 0:
+    if 0 < model.num_timesteps < plan.online_steps:
         model.save_replay_buffer(new / "replay_buffer.pkl")
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
         normalizer.save(str(new / "vecnormalize.pkl"))
     (new / "progress.json").write_text(json.dumps(vars(progress)))
     new.rename(final)
-    if before is not None:
+    end_of_phase = plan.offline and before is not None and before.name == f"checkpoint-{plan.offline_steps}"
+    if before is not None and not end_of_phase:
         shutil.rmtree(before)
     return final
 
