@@ -1,86 +1,95 @@
 """
-RQL's modes of acting on two tasks and two seeds, offline and after an online phase: what the default mode is chosen by.
+Success of a policy's modes of acting, of models that the bench has trained: what RQL's default mode is chosen by.
 
-Run by hand; the datasets are made here (local data), models that are in the folder are not trained again:
+Run by hand, after ``python -m sb3_flow.zoo bench --suite cpu --algos rql``:
 
-    python -m tests.benchmarks.acting_modes --out demo_output/acting_modes
+    python -m tests.benchmarks.acting_modes --algorithm rql --out bench/cpu
 
-The cube and the maze are OGBench's, 200 logged episodes each. Every row is evaluated on the same start states; fresh and keyed
-noise ("deterministic") beside each other, then the modes, deterministic.
+Each model at the end of a phase acts in every mode, with the bench's evaluation (fresh noise; ``zero`` needs none). Rows go to
+``acting_<algorithm>.csv`` in ``--out``; the same command goes on after it was killed. A table over all models ends it.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import ogbench  # noqa: F401  (registers the environments)
 import torch as th
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_flow import RQL, OfflineDataset
-from sb3_flow.data.generate import generate
-from sb3_flow.envs import SuccessInfo
-from sb3_flow.offline_to_online import compare_acting
+from sb3_flow.common.statistics import success_interval
+from sb3_flow.zoo.bench.suites import load_suite, plans
+from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate
+from sb3_flow.zoo.registry import ALGORITHMS
+from tests.benchmarks.rows import add, read
 
-SHARED: dict[str, Any] = {"learning_rate": 1e-3, "tau": 0.02, "offline_fraction": 0.5, "alpha": 5.0, "expectile": 0.7}
-TASKS: dict[str, dict[str, Any]] = {
-    "pointmaze-medium-navigate": {**SHARED, "gamma": 0.995, "horizon_length": 10, "n_critics": 2},
-    "cube-single-play": {**SHARED, "gamma": 0.99, "horizon_length": 5, "n_critics": 2},
-}
-EPISODES_OF_DATA = 200
+COLUMNS = ("task", "seed", "steps", "mode", "episodes", "score")
 
 
-def environment(name: str, n_envs: int) -> Any:
-    return make_vec_env(f"{name.rsplit('-', 1)[0]}-singletask-v0", n_envs=n_envs, wrapper_class=SuccessInfo)
+def set_mode(model: Any, mode: str) -> None:
+    """:param mode: a mode of acting; ``best_of_n`` ends with its number of candidates, as ``best_of_4`` does"""
+    if mode.startswith("best_of_"):
+        model.policy.n_candidates = int(mode.rsplit("_", 1)[1])
+        mode = "best_of_n"
+    model.set_acting_mode(mode)
 
 
-def train(name: str, seed: int, arguments: argparse.Namespace) -> None:
-    """Train a model in both phases, unless it is there."""
-    path = arguments.out / f"{name}_{seed}"
-    if Path(f"{path}_online.pkl").exists():
-        return
-    file = arguments.out / "data" / f"{name}-v0.npz"
-    if not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        generate(name, EPISODES_OF_DATA, workers=1, seed=0, out=file.parent)
-    dataset = OfflineDataset.load(f"ogbench:{name}-singletask-v0@{file}")
-    env = VecNormalize(environment(name, 1), norm_reward=False)
-    networks = {"net_arch": [128, 128, 128]}
-    model = RQL("MlpPolicy", env, seed=seed, policy_kwargs=networks, device="cpu", **TASKS[name])
-    model.learn_offline(dataset, arguments.offline_steps, log_interval=None)
-    model.save(f"{path}_offline")
-    env.save(f"{path}_offline.pkl")
-    model.learn(arguments.online_steps, log_interval=10**9)
-    model.save(f"{path}_online")
-    env.save(f"{path}_online.pkl")
+def report(rows: list[dict[str, str]], modes: list[str]) -> None:
+    """Print a line for each model, and means over all."""
+    ends = sorted({(row["task"], int(row["seed"]), int(row["steps"])) for row in rows})
+    print(f"\n{'':<54}" + "".join(f"{mode:>20}" for mode in modes))
+    for task, seed, steps in ends:
+        line = f"{task.removesuffix('-v0')}, seed {seed}, {steps} steps"
+        for mode in modes:
+            key = (task, str(seed), str(steps), mode)
+            found = [row for row in rows if (row["task"], row["seed"], row["steps"], row["mode"]) == key]
+            text = ""
+            if found:
+                share, low, high = success_interval(float(found[0]["score"]), int(found[0]["episodes"]))
+                text = f"{share:.2f} [{low:.2f}, {high:.2f}]"
+            line = f"{line:<54}" if mode == modes[0] else line
+            line += f"{text:>20}"
+        print(line)
+    means = []
+    for mode in modes:
+        scores = [float(row["score"]) for row in rows if row["mode"] == mode]
+        means.append(f"{sum(scores) / max(1, len(scores)):.2f} ({len(scores)} models)")
+    print(f"{'mean':<54}" + "".join(f"{mean:>20}" for mean in means))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo_output/acting_modes"), help="folder of data and models")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--suite", default="cpu")
+    parser.add_argument("--algorithm", default="rql")
+    parser.add_argument("--tasks", nargs="+", help="of the suite (default: all that have models)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--offline-steps", type=int, default=10_000)
-    parser.add_argument("--online-steps", type=int, default=2_500)
+    parser.add_argument("--modes", nargs="+", default=["sample", "zero", "best_of_4", "best_of_32"])
     parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=Path("bench/cpu"), help="folder of the bench")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     th.set_num_threads(1)
-    for name in arguments.tasks:
-        for seed in arguments.seeds:
-            train(name, seed, arguments)
-            for phase in ("offline", "online"):
-                path = arguments.out / f"{name}_{seed}_{phase}"
-                env = VecNormalize.load(f"{path}.pkl", environment(name, 10))
-                env.training = False
-                model = RQL.load(path, env=env)
-                print(f"\n{name}, seed {seed}, {phase}; {arguments.episodes} episodes a row; local data")
-                for deterministic in (False, True):
-                    np.random.seed(0)  # OGBench draws its start noise from NumPy's global generator
-                    print("deterministic" if deterministic else "fresh noise", flush=True)
-                    compare_acting(model, env, arguments.episodes, deterministic=deterministic)
+    file = arguments.out / f"acting_{arguments.algorithm}.csv"
+    for plan in plans(load_suite(arguments.suite), arguments.tasks, [arguments.algorithm], arguments.seeds):
+        for folder in sorted((arguments.out / "runs" / plan.task / plan.algorithm / str(plan.seed)).glob("checkpoint-*")):
+            steps = folder.name.split("-")[1]
+            keys = {mode: (plan.task, str(plan.seed), steps, mode, str(arguments.episodes)) for mode in arguments.modes}
+            done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read(file)}
+            todo = [mode for mode in arguments.modes if keys[mode] not in done]
+            if not todo:
+                continue
+            env = environment(plan, EVALUATION_ENVS, training=False)
+            if isinstance(env, VecNormalize):
+                env = VecNormalize.load(str(folder / "vecnormalize.pkl"), env.venv)
+                env.training = env.norm_reward = False
+            algorithm: Any = ALGORITHMS[plan.algo]
+            model = algorithm.load(folder / "model.zip", device="cpu")
+            for mode in todo:
+                set_mode(model, mode)
+                score = evaluate(model, env, arguments.episodes, plan.seed)
+                add(file, COLUMNS, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)))
+                print(f"{plan.task} seed {plan.seed}, {steps} steps, {mode}: {score:.2f}", flush=True)
+            env.close()
+    rows = [row for row in read(file) if row["episodes"] == str(arguments.episodes)]
+    report(rows, arguments.modes)
 
 
 if __name__ == "__main__":

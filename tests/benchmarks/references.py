@@ -20,9 +20,7 @@ the same command goes on after it was killed: finished runs are not made again. 
 """
 
 import argparse
-import csv
 import dataclasses
-import io
 import json
 import os
 import statistics
@@ -40,15 +38,15 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_flow import OfflineDataset
-from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.statistics import bootstrap_interval, success_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
-from sb3_flow.zoo.bench.results import as_csv, read_rows
+from sb3_flow.zoo.bench.results import read_rows
 from sb3_flow.zoo.bench.suites import Plan, Settings, load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate, run
 from sb3_flow.zoo.registry import ALGORITHMS
 from tests.benchmarks.reference_process import Reference, write_transitions
+from tests.benchmarks.rows import add, read
 
 CHECKOUTS = {"rql": "rql", "fql": "qc", "fql-best-of-n": "qc", "dsrl": "qam", "qam": "qam", "rlpd": "qam"}
 CUBE, OBSERVATION, ACTION = "cube-double-play-singletask-task1-v0", 37, 5
@@ -157,7 +155,7 @@ def learn(given: argparse.Namespace) -> None:
                 row = {"score": score, "minutes": round(minutes, 2)}
             steps = plan.offline_steps if plan.offline else plan.online_steps
             new = dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True))
-            add(file, new)
+            add(file, COLUMNS, new)
             print(f"{plan.task} {plan.algorithm} {implementation} seed {plan.seed}: {row['score']:.2f}", flush=True)
     report(read(file))
 
@@ -234,20 +232,6 @@ def learn_online(theirs: Reference, plan: Plan, dataset: OfflineDataset) -> None
 
 def key_of(row: dict[str, str]) -> tuple[str, str, str, str, str]:
     return row["task"], row["algorithm"], row["implementation"], row["seed"], row["plan"]
-
-
-def read(file: Path) -> list[dict[str, str]]:
-    with open(file, newline="") if file.exists() else io.StringIO() as lines:
-        return list(csv.DictReader(lines))
-
-
-def add(file: Path, row: dict[str, Any]) -> None:
-    """Add a row; several of these commands may share a folder."""
-
-    def write(path: Path) -> None:  # which has the file to itself
-        path.write_text(as_csv(COLUMNS, [*read(file), row]))
-
-    write_atomically(file, "csv", write)
 
 
 def report(rows: list[dict[str, str]]) -> None:
