@@ -121,7 +121,7 @@ def test_bad_arguments(arguments, message):
 
 
 MODES = {
-    RQL: ("zero", "best_of_n"),
+    RQL: ("sample", "best_of_n"),
     FMQ: ("best_of_n", "sample"),
     FQL: ("sample", "zero"),
     RLPD: ("zero", "sample"),
@@ -173,7 +173,7 @@ def test_without_a_file_the_mode_is_printed(dataset, capsys):
     model = RQL("MlpPolicy", make_vec_env(success_env), verbose=1, **SMALL)
     model.learn_offline(dataset, 4, eval_env=success_env(), eval_freq=2, n_eval_episodes=1)
     printed = capsys.readouterr().out
-    assert printed.count("Evaluation mode: zero, deterministic=True") == 2
+    assert printed.count("Evaluation mode: sample, deterministic=True") == 2
     assert printed.count("Success rate:") == 2
 
 

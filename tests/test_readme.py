@@ -163,7 +163,7 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     demo["main"]()
     del gym.registry["short-v0"]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    assert capsys.readouterr().out.count("+-") == 6  # the rows of the table
+    assert capsys.readouterr().out.count("+-") == 7  # the rows of the table
 
 
 def test_the_front_page_is_short_and_names_every_class():

@@ -54,7 +54,7 @@ class RQLPolicy(GenerativePolicy):
     ``GenerativePolicy`` describes the other arguments.
 
     :param flow_steps: Euler steps F
-    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's), ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
+    :param acting_mode: ``"sample"`` (the paper's), ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
     """
 
     actor_class = FlowActor
@@ -75,7 +75,7 @@ class RQLPolicy(GenerativePolicy):
         flow_steps: int = 10,
         n_critics: int = 10,
         n_candidates: int = 32,
-        acting_mode: ActingMode = "zero",
+        acting_mode: ActingMode = "sample",
         search: dict[str, Any] | None = None,
         noise_seed: int | None = None,
         execution_horizon: int | None = None,

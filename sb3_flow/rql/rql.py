@@ -56,7 +56,7 @@ class RQL(OfflineToOnlineAlgorithm):
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or as a baseline ``"bc"``, behaviour cloning with the same policy (flow matching alone, the
         value function is not trained)
-    :param acting_mode: ``"zero"``, ``"sample"`` (the paper's protocol), ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
+    :param acting_mode: ``"sample"`` (the paper's protocol), ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
         actions, see ``ActingPolicy``; saved with the model
     :param n_candidates: n of ``"best_of_n"``
     """
@@ -107,7 +107,7 @@ class RQL(OfflineToOnlineAlgorithm):
         rho: float = 0.5,
         ema_decay: float = 0.999,
         objective: Literal["rql", "bc"] = "rql",
-        acting_mode: ActingMode = "zero",
+        acting_mode: ActingMode = "sample",
         n_candidates: int = 32,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,

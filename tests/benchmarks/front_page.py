@@ -41,7 +41,6 @@ COMMON: dict[str, Any] = {
     "policy_kwargs": {"net_arch": [128, 128, 128]},
 }
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    # from Gaussian noise, as the paper evaluates; the default mode starts every episode from the same noise
     'RQL, acting_mode="sample"': (RQL, {"alpha": 5.0, "expectile": 0.7, "n_critics": 2, "acting_mode": "sample"}),
     "FMQ, best of 8 (default mode)": (FMQ, {"n_candidates": 8, "warmup_steps": 500, "anneal_end_step": 3_000}),
 }
