@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
@@ -313,3 +314,9 @@ def test_results_in_the_repository():
         assert len(todo) - len(unfinished(todo, rows)) == len(rows)
         with open(file, newline="") as lines:
             assert next(csv.reader(lines)) == list(COLUMNS)
+
+
+def test_the_table_of_the_manual_is_that_of_the_rows():
+    manual = Path(__file__).parents[1] / "docs" / "guide" / "bench.md"
+    _, lines = table(read_rows(SUITES / "cpu.csv")).split("\n", 1)
+    assert lines in manual.read_text()
