@@ -1,14 +1,17 @@
 """The bench: suites, runs that go on after a kill, results, table and pictures."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -102,6 +105,8 @@ def test_a_run_that_was_stopped_gives_the_same_row(tmp_path, suite, data, monkey
     ends = {f"checkpoint-{steps}" for steps in ((40, 40 + plan.online_steps) if offline else (plan.online_steps,))}
     assert {path.name for path in (tmp_path / "stopped").iterdir()} == ends
     assert not list(tmp_path.glob("stopped/*/replay_buffer.pkl"))  # of no use to a finished run
+    with pytest.raises(ValueError, match=r"checkpoint-.* was made with other settings .*\"n_final_episodes\": 2.* now"):
+        training.run(dataclasses.replace(plan, n_final_episodes=3), tmp_path / "stopped", data)
 
 
 def test_the_command(tmp_path, suite, capsys, monkeypatch):
@@ -127,6 +132,24 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, suite, capsys):
     assert mistake(*arguments) == "error: 1 runs failed; the same command tries them again"
     assert "alpha" in capsys.readouterr().err
     assert [row["algorithm"] for row in read_rows(tmp_path / "out" / "results.csv")] == ["fql"]
+
+
+def test_a_row_that_cannot_be_written_is_reported(tmp_path, suite, capsys, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(command, "add_row", full)
+    path = suite(algorithms={"fql": {"algo": "fql"}})
+    assert "1 runs failed" in mistake("bench", "--suite", path, "--out", tmp_path / "out", "--seeds", 0)
+    assert "disk full" in capsys.readouterr().err
+
+
+def test_a_worker_that_was_killed_ends_the_command(monkeypatch):
+    broken = Future()
+    broken.set_exception(BrokenProcessPool())
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: SimpleNamespace(submit=lambda *_: broken))
+    with pytest.raises(SystemExit, match="a worker was killed, perhaps for want of memory: give fewer --workers"):
+        next(command._rows([(None, None, "")], workers=2))
 
 
 def test_a_killed_bench_goes_on_and_leaves_no_process(tmp_path, suite, data):
@@ -221,10 +244,15 @@ def test_settings_of_a_plan(suite):
     assert [(plan.algorithm, plan.seed) for plan in found] == [("fql", 0), ("fql alpha=7", 0), ("fql", 1), ("fql alpha=7", 1)]
     assert found[0].settings == {"gamma": 0.9, "tau": 0.2, "alpha": 3.0, "n_critics": 6}
     assert found[1].settings["alpha"] == 7
-    assert list(command._variants(["alpha=1,2.5", "actor_type=best_of_n"])) == [
-        {"alpha": 1, "actor_type": "best_of_n"},
-        {"alpha": 2.5, "actor_type": "best_of_n"},
+    assert list(command._variants(["alpha=1,1e-3", "actor_type=best_of_n", "net_arch=[8, 8]"])) == [
+        {"alpha": 1, "actor_type": "best_of_n", "net_arch": [8, 8]},
+        {"alpha": 1e-3, "actor_type": "best_of_n", "net_arch": [8, 8]},
     ]
+
+
+def test_whole_numbers_of_a_suite_may_be_written_as_floats(suite):
+    found = load_suite(suite(offline_steps=6.0, eval_freq=3e1))
+    assert [(type(value), value) for value in (found.offline_steps, found.eval_freq)] == [(int, 6), (int, 30)]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +263,15 @@ def test_settings_of_a_plan(suite):
         ({"algorithms": {"x": {"algo": "flow_ppo"}}}, "learns from no data"),
         ({"algorithms": {"x": {"algo": "fql", "alpha": 1.0}}}, "alpha is unknown"),
         ({"algorithms": {"x": {}}}, "algo is missing"),
+        ({"offline_steps": 2.5}, "`offline_steps` must be a whole number, but 2.5"),
+        ({"n_final_episodes": 0}, "`n_final_episodes` must be at least 1"),
+        ({"normalize": "no"}, "`normalize` must be true or false, but 'no'"),
+        ({"settings": None}, "`settings` must be a mapping of arguments, but None"),
+        ({"tasks": {}}, "must not be empty"),
+        ({"tasks": {ENV_ID: {"episodes": 1.5}}}, f"tasks: {ENV_ID}: `episodes` must be a whole number, but 1.5"),
+        ({"algorithms": {"x": {"algo": "fql", "tasks": {"Pendulm-v1": {}}}}}, "x: tasks: Pendulm-v1: not in the suite"),
+        ({"algorithms": {"x": {"algo": "fql", "tasks": {ENV_ID: None}}}}, "`tasks` must be a mapping of arguments"),
+        ({"algorithms": {"x": {"algo": "fql", "settings": {"alfa": 1.0}}}}, f"x on {ENV_ID}: FQL has no argument alfa"),
     ],
 )
 def test_mistakes_in_a_suite(suite, tmp_path, changes, message):
@@ -248,6 +285,11 @@ def test_mistakes_in_a_suite(suite, tmp_path, changes, message):
         (["--algos", "sac"], "--algos sac: not in the suite"),
         (["--tasks", "CartPole-v1"], "--tasks CartPole-v1: not in the suite"),
         (["--grid", "alpha"], "--grid alpha"),
+        (["--grid", "alpha=[1"], "--grid alpha=[1: the values are no YAML"),
+        (["--grid", "alpha=1,2", "alpha=3"], "alpha or one of its values is given twice"),
+        (["--grid", "alpha=1,1"], "alpha or one of its values is given twice"),
+        (["--seeds", "0", "0"], "--seeds 0 0: one is given twice"),
+        (["--algos", "rql", "rql"], "--algos rql rql: one is given twice"),
         (["--dataset", "npz:x"], "belong together"),
         (["--workers", "0"], "--workers"),
     ],

@@ -69,8 +69,10 @@ def main() -> None:
     th.set_num_threads(1)
     file = arguments.out / f"acting_{arguments.algorithm}.csv"
     for plan in plans(load_suite(arguments.suite), arguments.tasks, [arguments.algorithm], arguments.seeds):
-        for folder in sorted((arguments.out / "runs" / plan.task / plan.algorithm / str(plan.seed)).glob("checkpoint-*")):
-            steps = folder.name.split("-")[1]
+        for steps in (str(plan.offline_steps), str(plan.offline_steps * plan.offline + plan.online_steps)):  # ends of phases
+            folder = arguments.out / "runs" / plan.task / plan.algorithm / str(plan.seed) / f"checkpoint-{steps}"
+            if not folder.exists():
+                continue
             keys = {mode: (plan.task, str(plan.seed), steps, mode, str(arguments.episodes)) for mode in arguments.modes}
             done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read(file)}
             todo = [mode for mode in arguments.modes if keys[mode] not in done]
@@ -84,6 +86,7 @@ def main() -> None:
             model = algorithm.load(folder / "model.zip", device="cpu")
             for mode in todo:
                 set_mode(model, mode)
+                model.set_random_seed(plan.seed)  # the same noise, whatever was evaluated before
                 score = evaluate(model, env, arguments.episodes, plan.seed)
                 add(file, COLUMNS, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)))
                 print(f"{plan.task} seed {plan.seed}, {steps} steps, {mode}: {score:.2f}", flush=True)

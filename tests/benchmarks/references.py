@@ -21,6 +21,7 @@ the same command goes on after it was killed: finished runs are not made again. 
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import statistics
@@ -145,7 +146,8 @@ def learn(given: argparse.Namespace) -> None:
             if row is None:
                 began = time.monotonic()
                 if implementation == "ours":
-                    folder = given.out / "ours" / plan.task / plan.algorithm.replace(" ", "_") / str(plan.seed)
+                    settings = hashlib.sha256(plan.decided.encode()).hexdigest()[:8]
+                    folder = given.out / "ours" / plan.task / plan.algorithm.replace(" ", "_") / str(plan.seed) / settings
                     found = run(plan, folder, location)
                     score = float(found["offline"] if plan.offline else found["online"])
                     minutes = float(found["minutes"])

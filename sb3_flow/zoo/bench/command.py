@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def bench(arguments: Sequence[str] | None = None) -> None:
         raise ValueError("--dataset and --env belong together: give both, or none of them.")
     if given.env is not None:
         suite = dataclasses.replace(suite, tasks={given.env: Task(dataset=given.dataset)})
-    out: Path = given.out or Path("bench") / Path(given.suite).stem
+    own = "" if given.env is None else "-" + given.env.replace("/", "_").replace(":", "_")
+    out: Path = given.out or Path("bench") / f"{Path(given.suite).stem}{own}"
     file = out / "results.csv"
     todo = plans(suite, given.tasks, given.algos, given.seeds, list(_variants(given.grid)))
     failed = 0
@@ -77,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dataset", help="instead of the suite's tasks: location of a dataset (OfflineDataset.load)")
     parser.add_argument("--env", help="the environment of --dataset")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, each a process with one thread (default: 1)")
-    parser.add_argument("--out", type=Path, help="folder of results and checkpoints (default: bench/<suite>)")
+    parser.add_argument("--out", type=Path, help="folder of results and checkpoints (default: bench/<suite>[-<env>])")
     parser.add_argument("--data", type=Path, help="folder of generated datasets (default: bench/data)")
     parser.add_argument("--only-table", action="store_true", help="train nothing; write table and pictures of what is there")
     return parser
@@ -85,15 +87,28 @@ def _parser() -> argparse.ArgumentParser:
 
 def _variants(grid: Sequence[str]) -> Iterator[Settings]:
     """List every combination of ``name=a,b`` arguments, whose values are YAML."""
-    names, values = [], []
+    found: dict[str, list[Any]] = {}
     for text in grid:
         name, equals, choices = text.partition("=")
         if not (name and equals and choices):
             raise ValueError(f"--grid {text}: give a name and its values, such as alpha=1,3,10.")
-        names.append(name)
-        values.append([yaml.safe_load(choice) for choice in choices.split(",")])
-    for combination in itertools.product(*values):
-        yield dict(zip(names, combination, strict=True))
+        try:
+            values = [_number(value) for value in yaml.safe_load(f"[{choices}]")]
+        except yaml.YAMLError as error:
+            raise ValueError(f"--grid {text}: the values are no YAML, such as alpha=1,3,10 or net_arch=[64,64].") from error
+        if name in found or any(values.count(value) > 1 for value in values):
+            raise ValueError(f"--grid {' '.join(grid)}: {name} or one of its values is given twice.")
+        found[name] = values
+    for combination in itertools.product(*found.values()):
+        yield dict(zip(found, combination, strict=True))
+
+
+def _number(value: Any) -> Any:
+    """Take 1e-3 as a number, which for YAML is a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def locate_data(plan: Plan, data: Path, workers: int = 1) -> str:
@@ -123,11 +138,14 @@ def _make(todo: Sequence[Plan], out: Path, file: Path, data: Path, workers: int)
     began, failed = time.monotonic(), 0
     for number, (plan, row) in enumerate(_rows(jobs, workers), start=1):
         name = f"{number}/{len(jobs)} {plan.task} {plan.algorithm} seed {plan.seed}"
-        if isinstance(row, BaseException):
+        try:
+            if isinstance(row, Exception):
+                raise row
+            add_row(file, row)
+        except Exception as error:
             failed += 1
-            print(f"{name} failed:", "".join(traceback.format_exception(row)), sep="\n", file=sys.stderr, flush=True)
+            print(f"{name} failed:", "".join(traceback.format_exception(error)), sep="\n", file=sys.stderr, flush=True)
             continue
-        add_row(file, row)
         hours = (time.monotonic() - began) / number * (len(jobs) - number) / 3600
         print(f"{name}: offline {row['offline']}, online {row['online']}; about {hours:.1f} h left", flush=True)
     return failed
@@ -137,7 +155,7 @@ def _folder(out: Path, plan: Plan) -> Path:
     return out / "runs" / plan.task.replace("/", "_") / plan.algorithm.replace("/", "_").replace(" ", "_") / str(plan.seed)
 
 
-def _rows(jobs: Sequence[tuple[Plan, Path, str]], workers: int) -> Iterator[tuple[Plan, dict[str, Any] | BaseException]]:
+def _rows(jobs: Sequence[tuple[Plan, Path, str]], workers: int) -> Iterator[tuple[Plan, dict[str, Any] | Exception]]:
     """Make the runs, in this process or several, and give the row of each when it ends, or its error."""
     if workers == 1:
         _one_thread()
@@ -151,9 +169,16 @@ def _rows(jobs: Sequence[tuple[Plan, Path, str]], workers: int) -> Iterator[tupl
     futures = {pool.submit(run, *job): job[0] for job in jobs}
     try:
         for future in as_completed(futures):
-            failure = future.exception()
-            yield futures[future], future.result() if failure is None else failure
-    except BaseException:
+            try:
+                row: dict[str, Any] | Exception = future.result()
+            except BrokenProcessPool:  # the others have ended, too
+                sys.exit(
+                    "error: a worker was killed, perhaps for want of memory: give fewer --workers; the same command goes on"
+                )
+            except Exception as error:
+                row = error
+            yield futures[future], row
+    except (KeyboardInterrupt, GeneratorExit):
         # workers end with this process; what they have not saved is made again
         print("stopped; the same command goes on", file=sys.stderr, flush=True)
         os._exit(130)

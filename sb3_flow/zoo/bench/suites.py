@@ -1,6 +1,7 @@
 """What the bench runs: the tasks, algorithms, budgets and settings of a suite, which is a YAML file."""
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -134,8 +135,10 @@ def load_suite(name: str | Path) -> Suite:
         entries = content.get(part) or {}
         content[part] = {key: _make(kind, value or {}, f"{path}: {part}: {key}") for key, value in entries.items()}
     suite: Suite = _make(Suite, content, str(path))
-    check_whole(0, offline_steps=suite.offline_steps, online_steps=suite.online_steps)
-    check_whole(1, eval_freq=suite.eval_freq, n_eval_episodes=suite.n_eval_episodes, n_final_episodes=suite.n_final_episodes)
+    if not (suite.tasks and suite.algorithms):
+        raise ValueError(f"{path}: `tasks` and `algorithms` must not be empty.")
+    for name, entry in suite.algorithms.items():
+        _chosen(f"{path}: algorithms: {name}: tasks:", entry.tasks, list(suite.tasks))
     return suite
 
 
@@ -146,7 +149,24 @@ def _make(kind: Any, values: Mapping[str, Any], where: str) -> Any:
     needed = {n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING}
     if missing := needed - set(values):
         raise ValueError(f"{where}: {', '.join(sorted(missing))} is missing.")
-    return kind(**values)
+    return kind(**{name: _checked(fields[name].type, name, value, where) for name, value in values.items()})
+
+
+def _checked(kind: Any, name: str, value: Any, where: str) -> Any:
+    """Check a value of a suite; for YAML 1e6 is no whole number."""
+    if kind is int or (kind == int | None and value is not None):
+        try:
+            check_whole(0 if name.endswith("line_steps") else 1, **{name: value})
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        return int(value)
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{where}: `{name}` must be true or false, but {value!r} was given.")
+    if kind in (Settings, dict[str, Settings]):
+        parts = [value, *(value.values() if kind != Settings and isinstance(value, dict) else ())]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError(f"{where}: `{name}` must be a mapping of arguments, but {value!r} was given.")
+    return value
 
 
 def plans(
@@ -164,14 +184,16 @@ def plans(
     :param algorithms: names; default all
     :param seeds: of the runs
     :param variants: arguments that replace those of the algorithms; their names and values stand in the algorithm's name
-    :raises ValueError: if the suite lacks a task or an algorithm
+    :raises ValueError: if the suite lacks a task or an algorithm, an algorithm lacks an argument, or something is given twice
     """
     chosen_tasks = _chosen("--tasks", tasks, list(suite.tasks))
     chosen_algorithms = _chosen("--algos", algorithms, list(suite.algorithms))
-    every = list(variants)
+    every, chosen_seeds = list(variants), list(seeds)
+    if len(set(chosen_seeds)) < len(chosen_seeds):
+        raise ValueError(f"--seeds {' '.join(map(str, chosen_seeds))}: one is given twice.")
     return [
         _plan(suite, task, algorithm, seed, variant)
-        for seed in seeds
+        for seed in chosen_seeds
         for task in chosen_tasks
         for algorithm in chosen_algorithms
         for variant in every
@@ -182,6 +204,8 @@ def _chosen(argument: str, names: Iterable[str] | None, known: list[str]) -> lis
     chosen = known if names is None else list(names)
     if unknown := [name for name in chosen if name not in known]:
         raise ValueError(f"{argument} {' '.join(unknown)}: not in the suite; choose from {', '.join(known)}.")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"{argument} {' '.join(chosen)}: one is given twice.")
     return chosen
 
 
@@ -192,6 +216,8 @@ def _plan(suite: Suite, name: str, algorithm: str, seed: int, variant: Settings)
         raise ValueError(f"algorithms: {algorithm}: algo {entry.algo!r} learns from no data; choose from {', '.join(known)}.")
     published = _zoo_settings(entry.algo, name) if entry.zoo_settings else {}
     settings = {**suite.settings, **task.settings, **published, **entry.settings, **entry.tasks.get(name, {}), **variant}
+    if unknown := [key for key in settings if key not in inspect.signature(ALGORITHMS[entry.algo]).parameters]:
+        raise ValueError(f"{algorithm} on {name}: {ALGORITHMS[entry.algo].__name__} has no argument {', '.join(unknown)}.")
     label = " ".join([algorithm, *(f"{key}={value}" for key, value in variant.items())])
     return Plan(
         task=name,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
@@ -22,6 +21,8 @@ from sb3_flow.zoo.bench.suites import Plan
 from sb3_flow.zoo.registry import ALGORITHMS
 
 EVALUATION_ENVS = 10
+SPACING = 1_000
+"""Between the first evaluation environments of two seeds: the others count on from them."""
 
 
 @dataclass
@@ -32,8 +33,10 @@ class Progress:
     :param steps: of the evaluations, gradient steps offline, and environment steps online counted on from their end
     :param scores: mean success of the evaluations (mean return without ``is_success``)
     :param seconds: wall-clock time so far, of training and evaluating
+    :param plan: ``Plan.decided`` of the run
     """
 
+    plan: str
     steps: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -48,6 +51,7 @@ def run(plan: Plan, folder: Path, dataset: str) -> dict[str, Any]:
     :param folder: of the run's checkpoints
     :param dataset: location of the data
     :return: the row, see ``sb3_flow.zoo.bench.results.COLUMNS``
+    :raises ValueError: if the folder has a checkpoint that was made with other settings
     """
     data = OfflineDataset.load(dataset)
     model, progress, saved = _begin(plan, folder, data)
@@ -106,10 +110,16 @@ def _begin(plan: Plan, folder: Path, data: OfflineDataset) -> tuple[OfflineToOnl
     whole = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     if not whole:
         model = algorithm(_policy(env), env, seed=plan.seed, device="auto", **plan.settings)
-        progress, saved = Progress(), None
+        progress, saved = Progress(plan.decided), None
     else:
         saved = whole[-1]
-        progress = Progress(**json.loads((saved / "progress.json").read_text()))
+        progress = Progress(**{"plan": "", **json.loads((saved / "progress.json").read_text())})
+        if progress.plan != plan.decided:
+            there = progress.plan or "not recorded"
+            raise ValueError(
+                f"The checkpoint {saved} was made with other settings ({there} there, {plan.decided} now): remove {folder}, "
+                "or give another --out."
+            )
         if isinstance(env, VecNormalize):
             env = VecNormalize.load(str(saved / "vecnormalize.pkl"), env.venv)
         model = algorithm.load(saved / "model.zip", env=env)
@@ -167,7 +177,7 @@ def evaluate(policy: PolicyPredictor, env: VecEnv, episodes: int, seed: int) -> 
     :param policy: decides
     :param env: the environments, with the statistics that the policy was trained with
     :param episodes: their number, of all environments together
-    :param seed: of tasks and noise
+    :param seed: of the tasks; models draw noise from their own generators, which are saved
     """
     successes: list[bool] = []
 
@@ -176,10 +186,8 @@ def evaluate(policy: PolicyPredictor, env: VecEnv, episodes: int, seed: int) -> 
             successes.append(local["info"]["is_success"])
 
     np.random.seed(seed)  # OGBench draws from NumPy's global generator
-    env.seed(seed)
-    with th.random.fork_rng(devices=[]):
-        th.manual_seed(seed)
-        returns, _ = evaluate_policy(
-            policy, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
-        )
+    env.seed(SPACING * seed)
+    returns, _ = evaluate_policy(
+        policy, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
+    )
     return float(np.mean(successes if successes else returns))
