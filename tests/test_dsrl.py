@@ -12,7 +12,7 @@ from tasks import PointEnv, collect
 from test_offline_to_online import assert_same_state, state_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sb3_flow import DSRL, FMQ, FQL, RQL, FlowMapPolicy
+from sb3_flow import DSRL, FMQ, FQL, QAM, RQL, FlowMapPolicy
 from sb3_flow.dsrl import CnnPolicy, MultiInputPolicy
 from sb3_flow.dsrl.policies import DSRLPolicy
 from sb3_flow.offline_to_online.decoders import FlowRecipe
@@ -49,6 +49,7 @@ SOURCES = {
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), flow_steps=4, **NETS),
     "QC": lambda: FQL("MlpPolicy", PointEnv(), actor_type="best_of_n", flow_steps=4, **NETS),
     "DSRL": lambda: build(flow_steps=4),
+    "QAM": lambda: QAM("MlpPolicy", PointEnv(), n_critics=2, flow_steps=4, **NETS),
 }
 
 
@@ -58,7 +59,7 @@ def what_the_flow_does(name, policy, noise):
     with th.no_grad():
         if name.startswith("FMQ"):
             return policy.actor.act(observations, noise, policy.n_sampling_steps)
-        flow = {"RQL": "actor_ema", "FQL": "teacher", "QC": "actor", "DSRL": "bc_flow_target"}[name]
+        flow = {"RQL": "actor_ema", "FQL": "teacher", "QC": "actor", "DSRL": "bc_flow_target", "QAM": "behaviour_target"}[name]
         return getattr(policy, flow).act(observations, noise)
 
 

@@ -165,7 +165,12 @@ def test_the_forms_of_ent_coef(ent_coef, alpha, is_learned):
     assert bool(list(coefficient.parameters())) == is_learned
     twin = learned("auto_5" if is_learned else 5.0)
     twin.load_state_dict(coefficient.state_dict())
-    assert twin().item() == pytest.approx(alpha)
+    assert twin().item() == pytest.approx(alpha if is_learned else 5.0)  # a constant is an argument
+    with pytest.raises(RuntimeError, match=r"`ent_coef` was (learned|constant) when the model was saved: give"):
+        learned(5.0 if is_learned else "auto").load_state_dict(coefficient.state_dict())
+    if not is_learned:  # older files have the constant
+        twin.load_state_dict({"ent_coef": th.tensor(alpha)})
+        assert twin().item() == 5.0
 
 
 @pytest.mark.parametrize(("given", "entropy"), [("auto", -A), ("auto_0.5", -A / 2), (-3, -3), ("-1.5", -1.5), (0.0, 0.0)])

@@ -1,5 +1,7 @@
 """RLPD: half of each batch from the dataset, SAC without one, acting, saving, and an update that is a function of tensors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch as th
@@ -53,6 +55,28 @@ def test_half_of_each_batch_is_from_the_dataset_from_the_first_online_step_on(ar
     model.learn(30)
     assert model.offline_updates == 0 and model._n_updates == 30
     assert counts == [expected] * 30
+
+
+def test_a_loaded_model_misses_its_dataset(dataset, tmp_path):
+    model = build(offline_dataset=dataset).learn(10)
+    assert model.offline_updates == 0
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="This model was trained on a dataset, which is not saved with it"):
+        RLPD.load(tmp_path / "model", env=PointEnv()).learn(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RLPD.load(tmp_path / "model", env=PointEnv(), offline_dataset=dataset).learn(10)
+
+
+@pytest.mark.parametrize("ent_coef", [0.7, "auto"])
+def test_the_coefficient_of_the_entropy_at_load(ent_coef, tmp_path):
+    build(ent_coef=0.2).save(tmp_path / "model")
+    if ent_coef == "auto":
+        with pytest.raises(RuntimeError, match="`ent_coef` was constant when the model was saved: give a number"):
+            RLPD.load(tmp_path / "model", ent_coef=ent_coef)
+    else:
+        model = RLPD.load(tmp_path / "model", ent_coef=ent_coef)
+        assert model.ent_coef == ent_coef and model.ent_coef_tensor.item() == pytest.approx(ent_coef)
 
 
 def test_without_a_dataset_all_is_online(dataset):
@@ -294,6 +318,7 @@ def test_normalised_observations_and_rewards(dataset):
         ({"rho": -0.5}, "`rho` must be at least 0"),
         ({"bc_alpha": -1}, "`bc_alpha` must be at least 0"),
         ({"n_min_critics": 0}, "`n_min_critics` must be at least 1"),
+        ({"n_min_critics": 5}, "`n_min_critics` must be at most `n_critics=3`, but 5 was given"),
         ({"policy_delay": 1.5}, "`policy_delay` must be a whole number"),
         ({"backup_entropy": "no"}, "`backup_entropy` must be one of"),
         ({"offline_fraction": 2.0}, "`offline_fraction` must be"),

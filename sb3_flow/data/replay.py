@@ -88,7 +88,10 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         check_choice(get_args(WindowRule), window_rule=window_rule)
         check_choice(get_args(Storage), storage=storage)
         if optimize_memory_usage and window_rule == "q_chunking":
-            raise ValueError("`optimize_memory_usage=True` drops the next observations that `window_rule='q_chunking'` needs.")
+            raise ValueError(
+                "`optimize_memory_usage=True` drops the next observations that windows beyond the end of a trajectory need "
+                "(`window_rule='q_chunking'`): leave it out. RQL alone can do without them."
+            )
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage, self.handle_timeout_termination = optimize_memory_usage, handle_timeout_termination
         self.horizon_length, self.gamma, self.offline_fraction = horizon_length, gamma, offline_fraction

@@ -19,7 +19,7 @@ from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor, GenerativeActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.decoders import Decoder, FlowRecipe
-from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, check_entropy
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, check_entropy, why_not_learned
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.values import ActionValue
 
@@ -50,10 +50,10 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     The paper steers a policy that was trained before; ``decoder`` gives one: then mu is frozen, and there is no L_flow.
     Without it the flow is trained beside everything else, as in the implementation whose offline-to-online results are
     published (github.com/ColinQiyangLi/qam, agents/dsrl.py), which DSRL follows wherever it and the paper's own code
-    (github.com/ajwagen/dsrl) differ: targets have no entropy bonus, and the pessimistic mean of 10 critics in place of the
-    minimum of 2; the entropy's target is -A / 2, not -A; a gradient step is one step of every network. In windows that reach
-    beyond their trajectory L_flow and the critics' loss leave out the whole window; L_latent and L_actor, which compare no
-    logged actions, leave out nothing.
+    (github.com/ajwagen/dsrl) differ, but for alpha, which is learned by SB3's loss: targets have no entropy bonus, and the
+    pessimistic mean of 10 critics in place of the minimum of 2; the entropy's target is -A / 2, not -A; a gradient step is one
+    step of every network. In windows that reach beyond their trajectory L_flow and the critics' loss leave out the whole
+    window; L_latent and L_actor, which compare no logged actions, leave out nothing.
 
     ``OfflineToOnlineAlgorithm`` describes the other arguments.
 
@@ -245,8 +245,7 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         if self.random_streams is not None and not isinstance(self.decoder, FlowRecipe | None):
             raise ValueError("`decoder` was given to `load`, but a saved model has its flow: make a new model with `decoder`.")
         given = None if self.decoder is None else "the flow is the one of `decoder`"
-        learned = None if isinstance(self.ent_coef, str) else f"`ent_coef` is {self.ent_coef}, and not learned"
-        warn_without_effect(self, flow_steps=given, target_entropy=learned)
+        warn_without_effect(self, flow_steps=given, target_entropy=why_not_learned(self.ent_coef))
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -216,7 +216,8 @@ class FQL(OfflineToOnlineAlgorithm):
         check_number(alpha=self.alpha)
         check_choice((True, False), normalize_q_loss=self.normalize_q_loss)
         undistilled = None if self.actor_type == "distilled" else f'`actor_type` is "{self.actor_type}", not "distilled"'
-        warn_without_effect(self, alpha=undistilled, normalize_q_loss=undistilled)
+        unsearched = None if undistilled else '`actor_type` is "distilled", whose actor has no flow to search along'
+        warn_without_effect(self, alpha=undistilled, normalize_q_loss=undistilled, search=unsearched)
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -69,7 +69,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     :param action_noise: added to the actions of the online phase (default: none)
     :param replay_buffer_class: default ``TrajectoryReplayBuffer``; others work for ``horizon_length=1`` and online only
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation
-    :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``
+    :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``; RQL alone can do without
     :param n_steps: n-step returns through SB3's ``NStepReplayBuffer``, for ``horizon_length=1`` and online only
     :param horizon_length: actions decided at once and executed open loop (chunk length h)
     :param offline_dataset: an ``OfflineDataset`` or its location (``"minari:..."``, see ``OfflineDataset.load``)
@@ -149,6 +149,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         self._metrics = MetricSums()
         self._chunk_state = None
         self._stopped_offline = False
+        self._had_dataset = False  # also without an offline phase; a file says so, though it has no dataset
 
         if offline_steps > 0 and offline_dataset is None:
             raise ValueError(f"`offline_steps={offline_steps}` needs `offline_dataset`.")
@@ -318,7 +319,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
                 return self
         elif self.offline_dataset is not None:
             self.set_offline_dataset(self.offline_dataset)
-        elif self.offline_updates and getattr(self.replay_buffer, "n_offline", None) == 0:
+        elif (self.offline_updates or self._had_dataset) and getattr(self.replay_buffer, "n_offline", None) == 0:
             warnings.warn(
                 "This model was trained on a dataset, which is not saved with it: `learn` goes on with online steps alone. "
                 "Call `set_offline_dataset(dataset)` first, or load with `offline_dataset=...`, to keep sampling from it."

@@ -32,7 +32,7 @@ class ChunkedPolicy(BasePolicy):
 
     def set_execution_horizon(self, steps: int | None) -> None:
         """
-        Choose how much of a chunk is executed.
+        Choose how much of a chunk is executed. A model does not save this; ``load(..., execution_horizon=...)`` does it, too.
 
         :param steps: actions of a chunk to execute before the next decision, ``None`` for all of them
         """

@@ -132,7 +132,16 @@ class EntropyCoefficient(nn.Module):
             self.log_ent_coef = nn.Parameter(th.tensor(math.log(alpha)))
             self.optimizer = th.optim.Adam([self.log_ent_coef], lr=lr_schedule(1), fused=True)  # waits for no device
         else:
-            self.register_buffer("ent_coef", th.tensor(alpha))
+            self.register_buffer("ent_coef", th.tensor(alpha), persistent=False)  # an argument, which `load` may change
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        state_dict.pop(f"{prefix}ent_coef", None)  # older files have it
+        was_learned = f"{prefix}log_ent_coef" in state_dict
+        if was_learned != self.is_learned:
+            kind, form = ("learned", '"auto"') if was_learned else ("constant", "a number")
+            # no ValueError, for which SB3's `load` has a use of its own
+            raise RuntimeError(f"`ent_coef` was {kind} when the model was saved: give {form}, or leave it as it was.")
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self) -> th.Tensor:
         """Give alpha, a scalar without a gradient."""
@@ -179,6 +188,11 @@ def check_entropy(ent_coef: str | float, target_entropy: str | float) -> None:
         least = "greater than 0 where it is learned" if is_learned else "at least 0"
         raise ValueError(f"`ent_coef` must be {least}, but {ent_coef!r} was given.")
     _read("target_entropy", target_entropy)
+
+
+def why_not_learned(ent_coef: str | float) -> str | None:
+    """Say why ``target_entropy`` has no effect, or None if it has."""
+    return None if isinstance(ent_coef, str) and ent_coef.startswith("auto") else f"`ent_coef` is {ent_coef}, and not learned"
 
 
 def _read(name: str, given: Any) -> tuple[bool, float]:

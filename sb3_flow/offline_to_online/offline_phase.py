@@ -31,6 +31,7 @@ class OfflinePhase(PersistentAlgorithm):
     _metrics: MetricSums
     _loaded: tuple[str, OfflineDataset] | None
     _stopped_offline: bool
+    _had_dataset: bool
 
     @property
     def is_offline(self) -> bool:
@@ -79,6 +80,7 @@ class OfflinePhase(PersistentAlgorithm):
         normalizer = self._vec_normalize_env
         if normalizer is not None and normalizer.training and not has_statistics(normalizer):
             dataset.fit_vec_normalize(normalizer)
+        self._had_dataset = True
         return dataset
 
     def learn_offline(

@@ -14,7 +14,7 @@ from sb3_flow.flow import AverageVelocity, TanhGELU
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.gaussian_actor import EntropyCoefficient, GaussianActor, check_entropy
-from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
+from sb3_flow.offline_to_online.generative_policy import GenerativePolicy, frozen_copy
 from sb3_flow.offline_to_online.values import ActionValue
 
 
@@ -89,7 +89,7 @@ class QAMPolicy(GenerativePolicy):
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
         self.behaviour = self._trained_actor(FlowActor, lr_schedule, self.actor_arguments)
-        self.behaviour_target = self.frozen_flow()
+        self.behaviour_target = frozen_copy(self.behaviour)
         if self.edits:
             chunk_dim = self.actor.chunk_dim
             self.edit_actor = self._trained_actor(GaussianActor, lr_schedule, condition_dim=chunk_dim)
@@ -103,7 +103,8 @@ class QAMPolicy(GenerativePolicy):
 
     @property
     def flow(self) -> FlowActor:
-        return self.behaviour
+        """The flow that clones the data, averaged."""
+        return self.behaviour_target
 
     @property
     def edits(self) -> bool:

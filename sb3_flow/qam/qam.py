@@ -18,7 +18,7 @@ from sb3_flow.losses import flow_matching_loss, pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient
+from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, why_not_learned
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.qam.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, QAMPolicy
@@ -300,7 +300,7 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
             check_number(max_grad_norm=self.max_grad_norm)
             check_minimum(0.0, max_grad_norm=self.max_grad_norm)
         unedited = None if self.edit_scale else "`edit_scale` is 0, so there is no edit policy"
-        warn_without_effect(self, ent_coef=unedited, target_entropy=unedited)
+        warn_without_effect(self, ent_coef=unedited, target_entropy=unedited or why_not_learned(self.ent_coef))
 
     def _setup_model(self) -> None:
         super()._setup_model()

@@ -16,7 +16,13 @@ from sb3_flow.data.table import Sampling
 from sb3_flow.losses import pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.gaussian_actor import GaussianActor, HasEntropyCoefficient, TanhGaussian, check_entropy
+from sb3_flow.offline_to_online.gaussian_actor import (
+    GaussianActor,
+    HasEntropyCoefficient,
+    TanhGaussian,
+    check_entropy,
+    why_not_learned,
+)
 from sb3_flow.offline_to_online.values import ActionValue
 from sb3_flow.rlpd.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, RLPDPolicy
 
@@ -46,7 +52,7 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
     and in imitation (QAM: ``bc_alpha``, for some domains). RLPD differs from both: alpha is learned by SB3's loss (3), where
     they have alpha for log(alpha), and all networks make one step from the same weights (QAM), not one after the other
     (paper). Critics have linear, GELU, LayerNorm (QAM), not linear, LayerNorm, ReLU (paper). Of windows that reach beyond
-    their trajectory the critics' loss leaves out the whole window, and L_actor nothing.
+    their trajectory the critics' loss and the imitation leave out the whole window, and the rest of L_actor nothing.
 
     With ``n_critics=2, rho=1.0, target_entropy="auto"`` targets and losses are those of SB3's SAC.
 
@@ -207,4 +213,9 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         check_minimum(0.0, bc_alpha=self.bc_alpha, **({} if self.rho is None else {"rho": self.rho}))
         check_choice((True, False), backup_entropy=self.backup_entropy)
         check_entropy(self.ent_coef, self.target_entropy)
-        warn_without_effect(self, n_min_critics=None if self.rho is None else "`rho` takes the place of the minimum")
+        if self.n_min_critics > max(self.n_critics, 2):  # the default does for one critic, too
+            raise ValueError(
+                f"`n_min_critics` must be at most `n_critics={self.n_critics}`, but {self.n_min_critics} was given."
+            )
+        of_rho = None if self.rho is None else "`rho` takes the place of the minimum"
+        warn_without_effect(self, n_min_critics=of_rho, target_entropy=why_not_learned(self.ent_coef))
