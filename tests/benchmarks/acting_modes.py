@@ -17,6 +17,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.statistics import success_interval
+from sb3_flow.zoo.bench.results import short_name
 from sb3_flow.zoo.bench.suites import load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate
 from sb3_flow.zoo.registry import ALGORITHMS
@@ -38,7 +39,7 @@ def report(rows: list[dict[str, str]], modes: list[str]) -> None:
     ends = sorted({(row["task"], int(row["seed"]), int(row["steps"])) for row in rows})
     print(f"\n{'':<54}" + "".join(f"{mode:>20}" for mode in modes))
     for task, seed, steps in ends:
-        line = f"{task.removesuffix('-v0')}, seed {seed}, {steps} steps"
+        line = f"{short_name(task)}, seed {seed}, {steps} steps"
         for mode in modes:
             key = (task, str(seed), str(steps), mode)
             found = [row for row in rows if (row["task"], row["seed"], row["steps"], row["mode"]) == key]
