@@ -17,11 +17,11 @@ import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.statistics import success_interval
-from sb3_flow.zoo.bench.results import short_name
+from sb3_flow.zoo.bench.command import run_folder
+from sb3_flow.zoo.bench.results import add_row, read_rows, short_name
 from sb3_flow.zoo.bench.suites import load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate
 from sb3_flow.zoo.registry import ALGORITHMS
-from tests.benchmarks.rows import add, read
 
 COLUMNS = ("task", "seed", "steps", "mode", "episodes", "score")
 
@@ -39,7 +39,7 @@ def report(rows: list[dict[str, str]], modes: list[str]) -> None:
     ends = sorted({(row["task"], int(row["seed"]), int(row["steps"])) for row in rows})
     print(f"\n{'':<54}" + "".join(f"{mode:>20}" for mode in modes))
     for task, seed, steps in ends:
-        line = f"{short_name(task)}, seed {seed}, {steps} steps"
+        line = f"{f'{short_name(task)}, seed {seed}, {steps} steps':<54}"
         for mode in modes:
             key = (task, str(seed), str(steps), mode)
             found = [row for row in rows if (row["task"], row["seed"], row["steps"], row["mode"]) == key]
@@ -47,7 +47,6 @@ def report(rows: list[dict[str, str]], modes: list[str]) -> None:
             if found:
                 share, low, high = success_interval(float(found[0]["score"]), int(found[0]["episodes"]))
                 text = f"{share:.2f} [{low:.2f}, {high:.2f}]"
-            line = f"{line:<54}" if mode == modes[0] else line
             line += f"{text:>20}"
         print(line)
     means = []
@@ -71,11 +70,11 @@ def main() -> None:
     file = arguments.out / f"acting_{arguments.algorithm}.csv"
     for plan in plans(load_suite(arguments.suite), arguments.tasks, [arguments.algorithm], arguments.seeds):
         for steps in (str(plan.offline_steps), str(plan.offline_steps * plan.offline + plan.online_steps)):  # ends of phases
-            folder = arguments.out / "runs" / plan.task / plan.algorithm / str(plan.seed) / f"checkpoint-{steps}"
+            folder = run_folder(arguments.out, plan) / f"checkpoint-{steps}"
             if not folder.exists():
                 continue
             keys = {mode: (plan.task, str(plan.seed), steps, mode, str(arguments.episodes)) for mode in arguments.modes}
-            done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read(file)}
+            done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read_rows(file, COLUMNS)}
             todo = [mode for mode in arguments.modes if keys[mode] not in done]
             if not todo:
                 continue
@@ -89,10 +88,10 @@ def main() -> None:
                 set_mode(model, mode)
                 model.set_random_seed(plan.seed)  # the same noise, whatever was evaluated before
                 score = evaluate(model, env, arguments.episodes, plan.seed)
-                add(file, COLUMNS, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)))
+                add_row(file, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)), COLUMNS, COLUMNS[:-1])
                 print(f"{plan.task} seed {plan.seed}, {steps} steps, {mode}: {score:.2f}", flush=True)
             env.close()
-    rows = [row for row in read(file) if row["episodes"] == str(arguments.episodes)]
+    rows = [row for row in read_rows(file, COLUMNS) if row["episodes"] == str(arguments.episodes)]
     report(rows, arguments.modes)
 
 

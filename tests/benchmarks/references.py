@@ -42,17 +42,17 @@ from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import bootstrap_interval, success_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
-from sb3_flow.zoo.bench.results import read_rows
+from sb3_flow.zoo.bench.results import add_row, read_rows
 from sb3_flow.zoo.bench.suites import Plan, Settings, load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate, run
 from sb3_flow.zoo.registry import ALGORITHMS
 from tests.benchmarks.reference_process import Reference, write_transitions
-from tests.benchmarks.rows import add, read
 
 CHECKOUTS = {"rql": "rql", "fql": "qc", "fql-best-of-n": "qc", "dsrl": "qam", "qam": "qam", "rlpd": "qam"}
 CUBE, OBSERVATION, ACTION = "cube-double-play-singletask-task1-v0", 37, 5
 NETWORKS: Settings = {"batch_size": 256, "horizon_length": 5, "policy_kwargs": {"net_arch": [256] * 3, "n_critics": 2}}
 COLUMNS = ("task", "algorithm", "implementation", "seed", "steps", "episodes", "score", "minutes", "plan")
+KEY = ("task", "algorithm", "implementation", "seed", "plan")
 AT_ONCE = 500
 """Updates of a question; if this process is killed, its worker ends with the question under way."""
 OF_EVALUATIONS = ("online_steps", "eval_freq", "n_eval_episodes")
@@ -140,7 +140,7 @@ def learn(given: argparse.Namespace) -> None:
         location = locate_data(plan, given.data)
         for implementation in ("ours", "theirs"):
             key = (plan.task, plan.algorithm, implementation, str(plan.seed), plan.decided)
-            if key in {key_of(row) for row in read(file)}:
+            if key in {key_of(row) for row in read_rows(file, COLUMNS)}:
                 continue
             row = from_bench(given, plan) if implementation == "ours" else None
             if row is None:
@@ -157,9 +157,9 @@ def learn(given: argparse.Namespace) -> None:
                 row = {"score": score, "minutes": round(minutes, 2)}
             steps = plan.offline_steps if plan.offline else plan.online_steps
             new = dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True))
-            add(file, COLUMNS, new)
+            add_row(file, new, COLUMNS, KEY)
             print(f"{plan.task} {plan.algorithm} {implementation} seed {plan.seed}: {row['score']:.2f}", flush=True)
-    report(read(file))
+    report(read_rows(file, COLUMNS))
 
 
 def planned(given: argparse.Namespace) -> list[Plan]:
@@ -232,8 +232,8 @@ def learn_online(theirs: Reference, plan: Plan, dataset: OfflineDataset) -> None
     env.close()
 
 
-def key_of(row: dict[str, str]) -> tuple[str, str, str, str, str]:
-    return row["task"], row["algorithm"], row["implementation"], row["seed"], row["plan"]
+def key_of(row: dict[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
 
 
 def report(rows: list[dict[str, str]]) -> None:

@@ -134,7 +134,7 @@ def locate_data(plan: Plan, data: Path, workers: int = 1) -> str:
 def _make(todo: Sequence[Plan], out: Path, file: Path, data: Path, workers: int) -> int:
     """Make the runs, add the row of each when it ends, and count those that failed."""
     locations = {plan.task: locate_data(plan, data, workers) for plan in todo}
-    jobs = [(plan, _folder(out, plan), locations[plan.task]) for plan in todo]
+    jobs = [(plan, run_folder(out, plan), locations[plan.task]) for plan in todo]
     began, failed = time.monotonic(), 0
     for number, (plan, row) in enumerate(_rows(jobs, workers), start=1):
         name = f"{number}/{len(jobs)} {plan.task} {plan.algorithm} seed {plan.seed}"
@@ -151,7 +151,8 @@ def _make(todo: Sequence[Plan], out: Path, file: Path, data: Path, workers: int)
     return failed
 
 
-def _folder(out: Path, plan: Plan) -> Path:
+def run_folder(out: Path, plan: Plan) -> Path:
+    """Give the folder of a run's checkpoints."""
     return out / "runs" / plan.task.replace("/", "_") / plan.algorithm.replace("/", "_").replace(" ", "_") / str(plan.seed)
 
 

@@ -19,35 +19,41 @@ COLUMNS = ("task", "algorithm", "seed", "offline", "online", "steps", "scores", 
 ``offline`` and ``online`` are the scores at the ends of the phases, ``steps`` and ``scores`` those of all evaluations,
 ``rows`` is the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed.
 """
+KEY = COLUMNS[:3]
 PHASES = ("offline", "online")
 RESAMPLES = 2_000
 
 
-def read_rows(file: Path) -> list[Row]:
+def read_rows(file: Path, columns: Sequence[str] = COLUMNS) -> list[Row]:
     """
     Read the rows of finished runs.
 
     :param file: the CSV; no rows, if it is not there
+    :param columns: that it must have
     :raises ValueError: if it is another kind of file
     """
     if not file.exists():
         return []
     with open(file, newline="") as lines:
         reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{file} is no result of the bench: its columns are {reader.fieldnames}, not {list(COLUMNS)}.")
+        if tuple(reader.fieldnames or ()) != tuple(columns):
+            raise ValueError(f"{file} is no result of the bench: its columns are {reader.fieldnames}, not {list(columns)}.")
         return list(reader)
 
 
-def add_row(file: Path, row: dict[str, Any]) -> None:
+def add_row(file: Path, row: dict[str, Any], columns: Sequence[str] = COLUMNS, key: Sequence[str] = KEY) -> None:
     """
-    Add a row to the CSV; a row of the same task, algorithm and seed is replaced. The file is whole at any time, and several
-    processes may add rows.
+    Add a row to the CSV; a row of the same key is replaced. The file is whole at any time, and several processes may add rows.
+
+    :param file: the CSV
+    :param row: by column
+    :param columns: of the CSV
+    :param key: columns that no two rows share
     """
 
     def write(path: Path) -> None:  # which has the file to itself
-        rows = [found for found in read_rows(file) if key_of(found) != (row["task"], row["algorithm"], row["seed"])]
-        path.write_text(as_csv(COLUMNS, [*rows, row]))
+        others = [found for found in read_rows(file, columns) if any(found[name] != str(row[name]) for name in key)]
+        path.write_text(as_csv(columns, [*others, row]))
 
     write_atomically(file, "csv", write)
 

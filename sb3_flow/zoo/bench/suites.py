@@ -156,7 +156,7 @@ def _checked(kind: Any, name: str, value: Any, where: str) -> Any:
     """Check a value of a suite; for YAML 1e6 is no whole number."""
     if kind is int or (kind == int | None and value is not None):
         try:
-            check_whole(0 if name.endswith("line_steps") else 1, **{name: value})
+            check_whole(0 if name in ("offline_steps", "online_steps") else 1, **{name: value})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         return int(value)
