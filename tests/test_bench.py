@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -26,6 +25,7 @@ from sb3_flow.zoo.bench import command, training
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import COLUMNS, add_row, read_rows, table, unfinished
 from sb3_flow.zoo.bench.suites import SUITES, load_suite, plans
+from tests.benchmarks import bench_pages
 from tests.zoo_commands import mistake, zoo
 
 SMALL = {"learning_starts": 5, "batch_size": 16, "policy_kwargs": {"net_arch": [8], "n_critics": 2}}
@@ -358,7 +358,24 @@ def test_results_in_the_repository():
             assert next(csv.reader(lines)) == list(COLUMNS)
 
 
-def test_the_table_of_the_manual_is_that_of_the_rows():
-    manual = Path(__file__).parents[1] / "docs" / "guide" / "bench.md"
-    _, lines = table(read_rows(SUITES / "cpu.csv")).split("\n", 1)
-    assert lines in manual.read_text()
+def test_the_manual_shows_the_rows():
+    rows = read_rows(SUITES / "cpu.csv")
+    for page, text in bench_pages.texts(rows).items():
+        assert (bench_pages.DOCS / page).read_text() == text, "write it anew with `python -m tests.benchmarks.bench_pages`"
+    for picture in bench_pages.pictures(rows):
+        assert bench_pages.digest(rows).encode() in picture.read_bytes(), f"{picture} was made of other rows"
+
+
+def test_scores_of_an_algorithm_beside_the_others():
+    rows = [
+        {"task": "a", "algorithm": "rql", "offline": "0.25", "online": "1.0", "seed": "0"},
+        {"task": "a", "algorithm": "rql", "offline": "0.75", "online": "1.0", "seed": "1"},
+        {"task": "a", "algorithm": "rlpd", "offline": "", "online": "0.5", "seed": "0"},
+        {"task": "a", "algorithm": "bc", "offline": "0.1", "online": "0.25", "seed": "0"},
+        {"task": "b", "algorithm": "bc", "offline": "0.1", "online": "0.2", "seed": "0"},
+    ]
+    *_, first, second = bench_pages.scores(rows, ["rql", "rlpd"]).split("\n")
+    assert first == "| a | 0.50 -> 1.00 | - -> 0.50 | 0.10 -> 0.25 |"
+    assert second == "| b | | | 0.10 -> 0.20 |"
+    *_, first, _ = bench_pages.scores(rows, ["rql"]).split("\n")
+    assert first == "| a | 0.50 -> 1.00 | 0.10 -> 0.25 to 0.50 |"

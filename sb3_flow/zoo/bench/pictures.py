@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_curves(rows: Sequence[Row], path: Path) -> "Figure":
+def draw_curves(rows: Sequence[Row], path: Path | None, shown: Sequence[str] | None = None) -> "Figure":
     """
     Draw the learning curves of all algorithms, a panel for each task: interquartile mean over seeds, and its 95 % bootstrap
     band.
 
     :param rows: of the CSV
-    :param path: of the picture
+    :param path: of the picture; None to save none
+    :param shown: algorithms to draw in colour, before the others in gray; None for all
     """
     tasks = sorted({row["task"] for row in rows})
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    shown = algorithms if shown is None else shown
+    algorithms = sorted(algorithms, key=lambda name: (name not in shown, shown.index(name) if name in shown else 0))
     columns = min(3, len(tasks))
     lines = -(-len(tasks) // columns)
     figure = new_figure(4.2 * columns, 3.2 * lines + 0.6)
@@ -41,13 +44,18 @@ def draw_curves(rows: Sequence[Row], path: Path) -> "Figure":
             scores = np.array([row["scores"].split() for row in runs if row["steps"] == runs[0]["steps"]], dtype=float)
             shift = _offline_end(rows, task) - _offline_end(runs, task)  # a run without an offline phase begins online
             middle, low, high = np.reshape([_estimate(column) for column in scores.T], (-1, 3)).T
+            if algorithm not in shown:
+                axis.plot(steps + shift, middle, color="0.8", linewidth=1, zorder=1, label="others")
+                continue
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
             axis.plot(steps + shift, middle, style, color=colour, marker="o", ms=3, label=algorithm)
             axis.fill_between(steps + shift, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.axvline(_offline_end(rows, task), color=GRAY, linewidth=0.8)
         axis.set_title(short_name(task), fontsize=10)
+        if all(0 <= float(score) <= 1 for row in rows for score in row["scores"].split()):
+            axis.set_ylim(-0.03, 1.03)
     handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside upper center", ncols=5, fontsize=8)
     figure.supxlabel("gradient steps offline; right of the line environment steps", fontsize=8, color=GRAY)
     figure.supylabel("score", fontsize=8, color=GRAY)
     return finish(figure, path)
