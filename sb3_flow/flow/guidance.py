@@ -1,5 +1,6 @@
 """
-Guidance of a flow map by the gradient of a value function: the trust-region projection of FMQ (arXiv 2605.12416).
+Guidance by the gradient of a value function: the trust-region projection of FMQ (arXiv 2605.12416), and Euler steps that
+follow the gradient (QGF, arXiv 2606.11087).
 
 A critic is ``critic(actions) -> Q_k(s, a)``, closed over the observation: actions of shape ``(..., A)``, values of the K
 members of shape ``(K, ...)``.
@@ -11,6 +12,7 @@ from typing import Literal
 import torch as th
 
 from sb3_flow.compiled.choices import check_choice
+from sb3_flow.flow.ode import Velocity
 
 Critic = Callable[[th.Tensor], th.Tensor]
 Aggregation = Literal["first", "min", "mean"]
@@ -83,3 +85,29 @@ def effective_radius(
     check_choice(("released", "published"), numerator=numerator)
     deviation = q_values.std(dim=0, correction=0)
     return (eta if numerator == "published" else 1.0) / (1.0 + beta * deviation / (deviation.mean() + EPS))
+
+
+def guided_euler(velocity: Velocity, value: Velocity, noise: th.Tensor, steps: int, weight: float) -> th.Tensor:
+    """
+    Integrate a flow from noise to an action by Euler steps of size d = 1 / steps, each of which goes on along the gradient of a
+    value:
+
+        y = x + d u(x, t),   x <- y + d weight grad_y mean_k V_k(y, t + d)
+
+    (QGF, arXiv 2606.11087, with a value of partial actions in place of the value of an estimated action). The result is not
+    clipped.
+
+    :param velocity: u, ``velocity(x, t)``
+    :param value: V_k of partial actions, ``value(y, t)`` of shape ``(K, B, 1)``
+    :param noise: starting points, shape ``(B, A)``
+    :param steps: number of Euler steps
+    :param weight: of the gradient
+    :return: shape ``(B, A)``
+    """
+    x, size = noise, 1 / steps
+    for i in range(steps):
+        y = x + size * velocity(x, noise.new_full((len(noise), 1), i * size))
+        t = noise.new_full((len(noise), 1), (i + 1) * size)
+        _, gradient = action_gradient(lambda points, t=t: value(points, t), y, "mean")  # type: ignore[misc]
+        x = y + size * weight * gradient
+    return x

@@ -1,4 +1,4 @@
-"""The modes of acting of a generative actor and a critic: a sample, the best of several, or a search."""
+"""The modes of acting of a generative actor and a critic: a sample, the best of several, a search, or a guided sample."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -11,13 +11,13 @@ from sb3_flow.flow.guidance import Aggregation
 from sb3_flow.offline_to_online.actors import GenerativeActor, batch_size_of
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 
-ActingMode = Literal["sample", "zero", "best_of_n", "qgbs"]
+ActingMode = Literal["sample", "zero", "best_of_n", "qgbs", "guided"]
 ACTING_MODES: tuple[str, ...] = get_args(ActingMode)
 
 
 class ActingPolicy(ChunkedPolicy):
     """
-    A policy that finds its actions in one of four ways, by ``acting_mode``:
+    A policy that finds its actions in one of five ways, by ``acting_mode``:
 
     =============  ====================================================================
     mode           an action is
@@ -26,6 +26,8 @@ class ActingPolicy(ChunkedPolicy):
     ``zero``       the actor's answer to zeros
     ``best_of_n``  the best of ``n_candidates`` samples by the critics
     ``qgbs``       found by Q-guided beam search (arXiv 2605.12416, Algorithm 2)
+    ``guided``     the actor's answer to Gaussian noise, of which each Euler step goes on along the gradient of a value of
+                   partial actions (QGF, arXiv 2606.11087); of RQL alone
     =============  ====================================================================
 
     With ``deterministic=False`` noise is fresh. With ``deterministic=True`` it is a function of the observation and
@@ -45,6 +47,8 @@ class ActingPolicy(ChunkedPolicy):
     q_aggregation: Aggregation = "min"
     no_search: str | None = None
     """Why there is no flow to search along; None if there is a flow."""
+    no_guidance: str | None = "of the algorithms RQL alone learns them"
+    """Why there are no values of partial actions to be guided by; None if there are."""
 
     @property
     def acting_actor(self) -> GenerativeActor:
@@ -54,9 +58,9 @@ class ActingPolicy(ChunkedPolicy):
     @property
     def acting_modes(self) -> tuple[str, ...]:
         """Modes that this policy can act in: ranking actions needs a critic, a search needs a flow."""
-        if not self.n_critics:
-            return ("sample", "zero")
-        return ACTING_MODES if self.no_search is None else ("sample", "zero", "best_of_n")
+        needs = {"best_of_n": None, "qgbs": self.no_search, "guided": self.no_guidance}
+        critic = bool(self.n_critics)
+        return tuple(mode for mode in ACTING_MODES if mode not in needs or (critic and needs[mode] is None))
 
     @property
     def steps_of_a_sample(self) -> int:
@@ -83,6 +87,16 @@ class ActingPolicy(ChunkedPolicy):
         """
         raise NotImplementedError  # pragma: no cover
 
+    def guided_samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        """
+        Turn noise into actions along the gradient of a value of partial actions.
+
+        :param observation: B observations
+        :param noise: a starting point for each of them, shape ``(B, noise_dim)``
+        :return: actions in [-1, 1], shape ``(B, A)``
+        """
+        raise NotImplementedError  # pragma: no cover
+
     def _average_velocity(self, observation: PyTorchObs) -> AverageVelocity:
         """Give the average velocity of the acting actor for points of shape ``(B, n, A)`` of B observations."""
         raise NotImplementedError  # pragma: no cover
@@ -95,16 +109,21 @@ class ActingPolicy(ChunkedPolicy):
         """
         Choose how ``predict`` finds actions from now on.
 
-        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see the class
+        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``, see the class
         :param search: settings of ``"qgbs"`` to change, see :func:`sb3_flow.flow.beam_search`
         :raises ValueError: if there is no such mode or setting, or the mode needs a critic or a flow that there is not
         """
         check_choice(ACTING_MODES, acting_mode=mode)
-        if mode in ("best_of_n", "qgbs") and self.n_critics == 0:
-            raise ValueError(f"`acting_mode={mode!r}` ranks actions by a critic, but this policy has `n_critics=0`.")
+        if mode in ("best_of_n", "qgbs", "guided") and self.n_critics == 0:
+            raise ValueError(f"`acting_mode={mode!r}` values actions by a critic, but this policy has `n_critics=0`.")
         if mode == "qgbs" and self.no_search is not None:
             raise ValueError(
                 f'`acting_mode="qgbs"` searches along a flow, but {self.no_search}: give "sample", "zero" or "best_of_n".'
+            )
+        if mode == "guided" and self.no_guidance is not None:
+            given = '"sample", "zero" or "best_of_n"'
+            raise ValueError(
+                f'`acting_mode="guided"` follows values of partial actions, but {self.no_guidance}: give {given}.'
             )
         unknown = sorted(set(search) - set(self.SEARCH))
         if unknown:
@@ -133,6 +152,7 @@ class ActingPolicy(ChunkedPolicy):
         counts = {
             "best_of_n": (n * self.steps_of_a_sample, n, 0),
             "qgbs": (jumps * self.steps_of_a_jump, width * iterations * branches + moves + width, moves),
+            "guided": (self.steps_of_a_sample,) * 3,
         }
         found = counts.get(self.acting_mode, (self.steps_of_a_sample, 0, 0))
         actions = self.horizon_length if self.execution_horizon is None else self.execution_horizon
@@ -149,6 +169,8 @@ class ActingPolicy(ChunkedPolicy):
         if self.acting_mode == "qgbs":
             settings: dict[str, Any] = {**self._search, "aggregation": self.q_aggregation}
             return beam_search(self._average_velocity(observation), self._bound_critic(observation), noise, **settings)
+        if self.acting_mode == "guided":
+            return self.guided_samples(observation, noise(1)[:, 0])
         return self.samples(observation, noise(1))[:, 0]
 
     def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: Aggregation | None = None) -> th.Tensor:

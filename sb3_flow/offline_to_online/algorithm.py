@@ -78,8 +78,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
     :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
     :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
-    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds actions, see
-        ``ActingPolicy``; saved with the model
+    :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``: how ``predict`` finds actions,
+        see ``ActingPolicy``; saved with the model
     :param search: settings of ``"qgbs"``, see ``ActingPolicy``
     :param backend: "native": networks in compiled kernels, on the CPU and with ``TanhGELU``; "torch": in torch's operators;
         "auto": native where it can be, else torch. Both agree to rounding. The choice is saved, and kept when the model is
@@ -202,7 +202,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         """
         Choose how ``predict`` finds actions from now on; saved with the model.
 
-        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see ``ActingPolicy``
+        :param mode: ``"sample"``, ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``, see ``ActingPolicy``
         :param search: settings of ``"qgbs"`` to change
         """
         policy: Any = self.policy

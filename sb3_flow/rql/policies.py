@@ -1,6 +1,7 @@
 """Policies of RQL: a velocity field over actions, a value function over partial actions, and the ways to act with them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch as th
@@ -10,8 +11,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_flow.common.backends import Backend
-from sb3_flow.common.checks import arguments_in, check_whole
-from sb3_flow.flow import AverageVelocity, Critic, TanhGELU
+from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole
+from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, guided_euler
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import FlowActor
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
@@ -54,7 +55,10 @@ class RQLPolicy(GenerativePolicy):
     ``GenerativePolicy`` describes the other arguments.
 
     :param flow_steps: Euler steps F
-    :param acting_mode: ``"sample"`` (the paper's), ``"zero"``, ``"best_of_n"`` or ``"qgbs"``, see :class:`ActingPolicy`
+    :param acting_mode: ``"sample"`` (the paper's), ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``, see
+        :class:`ActingPolicy`
+    :param alpha: weight of flow matching against the value term that the actor is trained with; ``"guided"`` needs to know it
+    :param guidance: strength of ``"guided"``, see ``guided_samples``
     """
 
     actor_class = FlowActor
@@ -65,6 +69,8 @@ class RQLPolicy(GenerativePolicy):
     actor: FlowActor
     critic: PartialActionValue
     flow_steps: int
+    alpha: float
+    guidance: float
 
     def __init__(
         self,
@@ -76,6 +82,8 @@ class RQLPolicy(GenerativePolicy):
         n_critics: int = 10,
         n_candidates: int = 32,
         acting_mode: ActingMode = "sample",
+        alpha: float = 1.0,
+        guidance: float = 0.5,
         search: dict[str, Any] | None = None,
         noise_seed: int | None = None,
         execution_horizon: int | None = None,
@@ -94,6 +102,8 @@ class RQLPolicy(GenerativePolicy):
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, flow_steps=self.flow_steps, n_critics=self.n_critics)
+        check_minimum(0.0, alpha=self.alpha, guidance=self.guidance)
+        check_number(alpha=self.alpha, guidance=self.guidance)
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
@@ -102,6 +112,22 @@ class RQLPolicy(GenerativePolicy):
     @property
     def acting_actor(self) -> FlowActor:
         return self.actor_ema
+
+    @property
+    def no_guidance(self) -> str | None:  # type: ignore[override]
+        return None if self.alpha > 0 else "with `alpha=0` nothing says how strong the guidance is"
+
+    def guided_samples(self, observation: PyTorchObs, noise: th.Tensor) -> th.Tensor:
+        """
+        Turn noise into actions with :func:`sb3_flow.flow.guided_euler` and the weight ``guidance`` A / (2 alpha F).
+
+        Where L_Q + alpha L_BC has its minimum, the velocity is that of the data and A / (2 alpha F) times the gradient of V.
+        To first order ``guidance`` acts therefore as if alpha were divided by 1 + ``guidance``, whatever the scale of rewards.
+        """
+        value = partial(self.critic.bind(observation), frozen=True)
+        weight = self.guidance * self.actor_ema.chunk_dim / (2 * self.alpha * self.flow_steps)
+        velocity = self.actor_ema.velocity(observation)
+        return guided_euler(velocity, value, noise, self.flow_steps, weight).clamp(-1, 1)
 
     @property
     def steps_of_a_sample(self) -> int:

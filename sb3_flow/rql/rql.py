@@ -56,9 +56,11 @@ class RQL(OfflineToOnlineAlgorithm):
     :param ema_decay: decay of the actor's moving average, which acts in evaluation
     :param objective: ``"rql"``, or as a baseline ``"bc"``, behaviour cloning with the same policy (flow matching alone, the
         value function is not trained)
-    :param acting_mode: ``"sample"`` (the paper's protocol), ``"zero"``, ``"best_of_n"`` or ``"qgbs"``: how ``predict`` finds
-        actions, see ``ActingPolicy``; saved with the model
+    :param acting_mode: ``"sample"`` (the paper's protocol), ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``: how
+        ``predict`` finds actions, see ``ActingPolicy``; saved with the model
     :param n_candidates: n of ``"best_of_n"``
+    :param guidance: strength of ``"guided"``, relative to what the value term adds to the velocity in training, see
+        ``RQLPolicy.guided_samples``
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -67,7 +69,7 @@ class RQL(OfflineToOnlineAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
-    policy_arguments = ("flow_steps", "n_critics", "n_candidates")
+    policy_arguments = ("flow_steps", "n_critics", "n_candidates", "alpha", "guidance")
     policy: RQLPolicy
     actor: FlowActor
     actor_ema: FlowActor
@@ -78,6 +80,7 @@ class RQL(OfflineToOnlineAlgorithm):
     expectile: float
     n_critics: int
     n_candidates: int
+    guidance: float
     rho: float
     ema_decay: float
     objective: Literal["rql", "bc"]
@@ -109,6 +112,7 @@ class RQL(OfflineToOnlineAlgorithm):
         objective: Literal["rql", "bc"] = "rql",
         acting_mode: ActingMode = "sample",
         n_candidates: int = 32,
+        guidance: float = 0.5,
         search: dict[str, Any] | None = None,
         offline_dataset: OfflineDataset | str | None = None,
         offline_steps: int = 0,
@@ -209,8 +213,8 @@ class RQL(OfflineToOnlineAlgorithm):
     def _check_arguments(self) -> None:
         super()._check_arguments()
         check_whole(1, flow_steps=self.flow_steps, n_candidates=self.n_candidates, n_critics=self.n_critics)
-        check_minimum(0.0, alpha=self.alpha, rho=self.rho)
-        check_number(alpha=self.alpha, rho=self.rho)
+        check_minimum(0.0, alpha=self.alpha, guidance=self.guidance, rho=self.rho)
+        check_number(alpha=self.alpha, guidance=self.guidance, rho=self.rho)
         check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
