@@ -203,6 +203,7 @@ FLOW = OFF_POLICY | {
     "acting_mode": Case("best_of_n"),
     "search": Case({"beam_width": 2}, acting_mode="qgbs"),
     "n_candidates": Case(5, acting_mode="best_of_n"),
+    "guidance": Case(3.0, acting_mode="guided"),
 }
 FLOW_MAP = OFF_POLICY | {
     "replay_buffer_kwargs": Case({"window_rule": "rql"}, horizon_length=2),

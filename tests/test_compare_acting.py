@@ -21,7 +21,7 @@ def test_every_mode_is_evaluated_and_the_model_stays(algorithm, deterministic, c
     mode = model.policy.acting_mode
     found = compare_acting(model, PointEnv(), 4, deterministic=deterministic)
     # actors of one step have no flow to search along, and a steered flow is not searched
-    modes = MODES - {"qgbs"} if algorithm in (FQL, DSRL, RLPD) else MODES
+    modes = MODES - {"qgbs"} if algorithm in (FQL, DSRL, RLPD) else MODES | {"guided"} if algorithm is RQL else MODES
     assert set(found) == modes and model.policy.acting_mode == model.acting_mode == mode
     means = [result.mean_return.value for result in found.values()]
     assert means == sorted(means, reverse=True)

@@ -1,4 +1,4 @@
-"""Trust-region projection, effective radius, best-of-n and Q-guided beam search."""
+"""Trust-region projection, effective radius, best-of-n, Q-guided beam search and guided Euler steps."""
 
 import math
 
@@ -19,7 +19,9 @@ from sb3_flow.flow import (
     beam_search,
     best_of_n,
     effective_radius,
+    euler_forward,
     flow_map_sample,
+    guided_euler,
     q_guided_projection,
 )
 from sb3_flow.losses import regression_loss
@@ -137,6 +139,39 @@ def test_action_gradient_leaves_no_trace(critic_net):
     assert not g.requires_grad
     assert weights.grad is None
     assert actions.grad is None
+
+
+# ------------------------------------------------------- guided Euler steps
+
+
+def flow(x, t):
+    """A velocity that tells points and times apart."""
+    return th.sin(3 * x) - 2 * t
+
+
+def partial_values(x, t):
+    """Values of two members, shape ``(2, B, 1)``, whose gradient depends on the time."""
+    return th.stack([(x**3).sum(-1, keepdim=True) + t, 5 * (t * x**2).sum(-1, keepdim=True)])
+
+
+def guided_np(x, steps, weight, at="after", members=np.mean):
+    """Transcription in NumPy; ``at`` and ``members`` make wrong variants."""
+    d = 1 / steps
+    for i in range(steps):
+        y = x + d * (np.sin(3 * x) - 2 * i * d)
+        place, t = (y, (i + 1) * d) if at == "after" else (x, i * d) if at == "before" else (y, i * d)
+        x = y + d * weight * members([3 * place**2, 10 * t * place], axis=0)
+    return x
+
+
+def test_guided_euler_steps_equal_the_transcription():
+    x = th.randn(6, 3, generator=th.Generator().manual_seed(0), dtype=th.float64)
+    with th.no_grad():
+        found = guided_euler(flow, partial_values, x, 4, 0.3).numpy()
+    np.testing.assert_allclose(found, guided_np(x.numpy(), 4, 0.3), rtol=1e-6)
+    for wrong in ({"at": "before"}, {"at": "early"}, {"members": np.sum}, {"members": np.min}):
+        assert np.abs(found - guided_np(x.numpy(), 4, 0.3, **wrong)).max() > 1e-2
+    th.testing.assert_close(guided_euler(flow, partial_values, x, 4, 0.0), euler_forward(flow, x, 4))
 
 
 # -------------------------------------------------------------- beam search

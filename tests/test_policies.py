@@ -1,5 +1,7 @@
 """How RQL's policy acts: evaluation modes, determinism, chunks through ``predict``."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch as th
@@ -8,12 +10,12 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv, collect
 
-from sb3_flow import RQL
-from sb3_flow.flow import TanhGELU, euler_forward, jump
+from sb3_flow import FMQ, RQL
+from sb3_flow.flow import TanhGELU, euler_forward, guided_euler, jump
 from sb3_flow.rql import MlpPolicy
 
 SMALL = {"policy_kwargs": {"net_arch": [16, 16]}, "n_critics": 2, "seed": 0}
-MODES = ["sample", "zero", "best_of_n", "qgbs"]
+MODES = ["sample", "zero", "best_of_n", "qgbs", "guided"]
 
 
 def test_the_test_environment_is_valid():
@@ -82,6 +84,59 @@ def test_modes_use_the_noise_they_say():
         np.testing.assert_allclose(action[0], 2 * expected.numpy(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="`acting_mode` must be one of"):
         model.set_acting_mode("mean")
+
+
+@pytest.mark.parametrize("horizon_length", [1, 3])
+def test_guidance_of_one_is_twice_what_training_adds(horizon_length):
+    """Where the value is linear, the loss is least at u = a - x_0 + A / (2 alpha F) grad V, which guidance adds once more."""
+    alpha, steps = 0.7, 5
+    model = randomise(build(acting_mode="guided", alpha=alpha, flow_steps=steps, guidance=1.0, horizon_length=horizon_length))
+    A = 2 * horizon_length
+    slope, data, noise = (th.randn(8, A, generator=th.Generator().manual_seed(i)) for i in range(3))
+    time = th.rand(8, 1, generator=th.Generator().manual_seed(3)) * (1 - 1 / steps)  # the last step of a flow may be shorter
+    batch = SimpleNamespace(actions=data, action_mask=th.ones(8, A), valid=th.ones(8, 1))
+    u = (data - noise).requires_grad_()
+
+    def value(x, t, frozen=False):
+        return (slope * x).sum(-1, keepdim=True)[None]
+
+    def least(u):
+        loss, _ = model.policy_loss(value, lambda x, t: u, batch, noise, time)
+        (gradient,) = th.autograd.grad(loss, u)
+        return gradient.abs().max()
+
+    added = A / (2 * alpha * steps) * slope
+    assert least(u) > 1e-3 and least((data - noise + added).requires_grad_()) < 1e-6
+    policy = model.policy
+    policy.critic.bind = lambda observation: value
+    observations = th.zeros(8, 2)
+    velocity = policy.actor_ema.velocity(observations)
+    with th.no_grad():
+        found = policy.guided_samples(observations, 0.1 * noise)
+        expected = guided_euler(velocity, value, 0.1 * noise, steps, A / (2 * alpha * steps)).clamp(-1, 1)
+    th.testing.assert_close(found, expected)
+    assert (found.abs() < 1).any() and not th.allclose(found, policy.samples(observations, 0.1 * noise[:, None])[:, 0])
+
+
+def test_guided_needs_values_of_partial_actions():
+    model = build(acting_mode="guided", flow_steps=3)
+    assert model.policy.network_evaluations == {"actor": 3, "critic": 3, "critic_gradient": 3, "actions": 1}
+    assert build().policy.acting_modes == tuple(MODES)
+    with pytest.raises(ValueError, match='`acting_mode="guided"` follows values of partial actions, but with `alpha=0`'):
+        build(acting_mode="guided", alpha=0.0)
+    assert build(alpha=0.0).policy.acting_modes == ("sample", "zero", "best_of_n", "qgbs")
+    with pytest.raises(ValueError, match="partial actions, but of the algorithms RQL alone learns them"):
+        FMQ("MlpPolicy", PointEnv(), seed=0, policy_kwargs=SMALL["policy_kwargs"]).set_acting_mode("guided")
+    with pytest.raises(ValueError, match=r"`guidance` must be at least 0\.0, but -1"):
+        build(guidance=-1)
+
+
+@pytest.mark.parametrize("mode", ["qgbs", "guided"])
+def test_modes_that_take_gradients_are_not_exported(mode):
+    policy = build(acting_mode=mode, flow_steps=2, search={"eta": 0.3}).policy
+    for export in (lambda: th.export.export(policy, (th.zeros(1, 2),)), lambda: th.jit.trace(policy, (th.zeros(1, 2),))):
+        with pytest.raises(ValueError, match=f'`acting_mode="{mode}"` takes gradients'):
+            export()
 
 
 def test_beam_search_jumps_as_far_as_the_flow_goes():

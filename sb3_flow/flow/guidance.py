@@ -89,8 +89,7 @@ def effective_radius(
 
 def guided_euler(velocity: Velocity, value: Velocity, noise: th.Tensor, steps: int, weight: float) -> th.Tensor:
     """
-    Integrate a flow from noise to an action by Euler steps of size d = 1 / steps, each of which goes on along the gradient of a
-    value:
+    Integrate a flow from noise to an action by Euler steps of size d = 1 / steps, and after each follow a value's gradient:
 
         y = x + d u(x, t),   x <- y + d weight grad_y mean_k V_k(y, t + d)
 

@@ -168,10 +168,20 @@ class ActingPolicy(ChunkedPolicy):
             return self.best_of(observation, self.samples(observation, noise(self.n_candidates)))
         if self.acting_mode == "qgbs":
             settings: dict[str, Any] = {**self._search, "aggregation": self.q_aggregation}
+            if settings["eta"]:
+                self._refuse_export()
             return beam_search(self._average_velocity(observation), self._bound_critic(observation), noise, **settings)
         if self.acting_mode == "guided":
+            self._refuse_export()
             return self.guided_samples(observation, noise(1)[:, 0])
         return self.samples(observation, noise(1))[:, 0]
+
+    def _refuse_export(self) -> None:
+        if th.compiler.is_exporting() or th.jit.is_tracing():
+            raise ValueError(
+                f'`acting_mode="{self.acting_mode}"` takes gradients of the critic, which an exported program cannot: export '
+                'the policy with "sample", "zero" or "best_of_n".'
+            )
 
     def best_of(self, observation: PyTorchObs, candidates: th.Tensor, aggregation: Aggregation | None = None) -> th.Tensor:
         """
