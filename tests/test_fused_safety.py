@@ -531,6 +531,7 @@ def test_no_observations_no_actions(name):
 def test_no_observations_in_a_search():
     for model in (
         RQL("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
+        RQL("MlpPolicy", PointEnv(), acting_mode="guided", **SMALL),
         FMQ("MlpPolicy", PointEnv(), acting_mode="qgbs", **SMALL),
         FQL("MlpPolicy", PointEnv(), acting_mode="qgbs", actor_type="best_of_n", **SMALL),
     ):

@@ -118,6 +118,23 @@ def test_guidance_of_one_is_twice_what_training_adds(horizon_length):
     assert (found.abs() < 1).any() and not th.allclose(found, policy.samples(observations, 0.1 * noise[:, None])[:, 0])
 
 
+@pytest.mark.parametrize(("policy", "kind"), [("MlpPolicy", "box"), ("MultiInputPolicy", "dict"), ("CnnPolicy", "image")])
+def test_guided_is_the_same_in_both_backends(policy, kind):
+    env = PointEnv(kind)
+    env.observation_space.seed(0)
+    one = env.observation_space.sample()
+    observations = {name: part[None] for name, part in one.items()} if kind == "dict" else one[None]
+    models = [
+        RQL(policy, env, acting_mode="guided", guidance=5.0, backend=backend, flow_steps=3, **SMALL)
+        for backend in ("native", "torch")
+    ]
+    models[1].policy.load_state_dict(models[0].policy.state_dict())
+    actions = [model.predict(observations, deterministic=True)[0] for model in models]
+    np.testing.assert_allclose(*actions, rtol=1e-4, atol=1e-4)
+    models[0].set_acting_mode("sample")
+    assert np.abs(models[0].predict(observations, deterministic=True)[0] - actions[0]).max() > 1e-3
+
+
 def test_guided_needs_values_of_partial_actions():
     model = build(acting_mode="guided", flow_steps=3)
     assert model.policy.network_evaluations == {"actor": 3, "critic": 3, "critic_gradient": 3, "actions": 1}

@@ -23,7 +23,7 @@ OFFLINE |= {"n_candidates": 4, "policy_kwargs": {"net_arch": [16, 16]}, "device"
 def acting(model: Any) -> list[Any]:
     """:return: actions of every mode that the policy has"""
     found = []
-    for mode in ("zero", "sample", "best_of_n", "qgbs"):
+    for mode in ("zero", "sample", "best_of_n", "qgbs", "guided"):
         if mode not in model.policy.acting_modes:
             continue
         model.set_acting_mode(mode, **({"beam_width": 2, "branches": 2} if mode == "qgbs" else {}))
