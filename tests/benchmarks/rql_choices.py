@@ -3,7 +3,7 @@ What RQL gains if it chooses within the data: targets, actors and ways to act be
 
 Run by hand, a command for each core, with tasks or seeds of its own; the last one prints the table over all rows:
 
-    python -m tests.benchmarks.rql_choices --tasks puzzle-3x3-play-singletask-task1-v0 --seeds 0 1 --data bench/data
+    python -m tests.benchmarks.rql_choices --tasks puzzle-3x3-play-singletask-task1-v0 --episodes 100
 
 A variant is trained offline for ``--steps`` gradient steps with the settings of the bench's suite, and acts in every mode,
 with the bench's evaluation. Rows go to ``rql_choices.csv`` in ``--out``; the same command goes on after it was killed: models
@@ -125,7 +125,7 @@ def possible(variant: str, mode: str) -> bool:
 
 def report(rows: list[dict[str, str]]) -> None:
     """Print a table for each task: a line for each variant and number of steps, a column for each mode, all seeds together."""
-    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    modes = sorted({row["mode"] for row in rows}, key=lambda mode: (MODES.index(mode) if mode in MODES else len(MODES), mode))
     for task in sorted({row["task"] for row in rows}):
         print(f"\n| {short_name(task)} | steps | seeds | " + " | ".join(modes) + " |")
         print("|---" * (len(modes) + 3) + "|")
@@ -192,7 +192,7 @@ def main() -> None:
                     print(f"{task} seed {seed} {variant}, {mode}: {score:.2f}", flush=True)
                 evaluations.close()
                 env.close()
-    report(read_rows(file, COLUMNS))
+    report([row for row in read_rows(file, COLUMNS) if row["episodes"] == str(given.episodes)])
 
 
 if __name__ == "__main__":
