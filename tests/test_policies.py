@@ -148,6 +148,16 @@ def test_guided_needs_values_of_partial_actions():
         build(guidance=-1)
 
 
+@pytest.mark.parametrize("mode", ["best_of_n", "qgbs", "guided"])
+def test_a_clone_has_no_values_to_act_by(mode):
+    with pytest.raises(ValueError, match=f'`acting_mode="{mode}"` values actions, but with `objective="bc"`'):
+        build(objective="bc", acting_mode=mode)
+    model = build(objective="bc")
+    with pytest.raises(ValueError, match="no value function is trained"):
+        model.set_acting_mode(mode)
+    assert model.acting_mode == model.policy.acting_mode == "sample"
+
+
 @pytest.mark.parametrize("mode", ["qgbs", "guided"])
 def test_modes_that_take_gradients_are_not_exported(mode):
     policy = build(acting_mode=mode, flow_steps=2, search={"eta": 0.3}).policy
