@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, RQL
+from sb3_flow.compiled import unavailable
 from sb3_flow.flow import TanhGELU, euler_forward, guided_euler, jump
 from sb3_flow.rql import MlpPolicy
 
@@ -118,6 +119,7 @@ def test_guidance_of_one_is_twice_what_training_adds(horizon_length):
     assert (found.abs() < 1).any() and not th.allclose(found, policy.samples(observations, 0.1 * noise[:, None])[:, 0])
 
 
+@pytest.mark.skipif(unavailable() is not None, reason="no network is compiled")
 @pytest.mark.parametrize(("policy", "kind"), [("MlpPolicy", "box"), ("MultiInputPolicy", "dict"), ("CnnPolicy", "image")])
 def test_guided_is_the_same_in_both_backends(policy, kind):
     env = PointEnv(kind)
