@@ -362,7 +362,7 @@ def test_the_manual_shows_the_rows():
     rows = read_rows(SUITES / "cpu.csv")
     for page, text in bench_pages.texts(rows).items():
         assert (bench_pages.DOCS / page).read_text() == text, "write it anew with `python -m tests.benchmarks.bench_pages`"
-    for picture in bench_pages.pictures(rows):
+    for picture in bench_pages.pictures():
         assert bench_pages.digest(rows).encode() in picture.read_bytes(), f"{picture} was made of other rows"
 
 

@@ -58,9 +58,19 @@ class ActingPolicy(ChunkedPolicy):
     @property
     def acting_modes(self) -> tuple[str, ...]:
         """Modes that this policy can act in: ranking actions needs a critic, a search needs a flow."""
-        needs = {"best_of_n": None, "qgbs": self.no_search, "guided": self.no_guidance}
-        critic = bool(self.n_critics)
-        return tuple(mode for mode in ACTING_MODES if mode not in needs or (critic and needs[mode] is None))
+        return tuple(mode for mode in ACTING_MODES if self._refusal(mode) is None)
+
+    def _refusal(self, mode: str) -> str | None:
+        """Tell why this policy cannot act in a mode; None if it can."""
+        if mode in ("sample", "zero"):
+            return None
+        if self.n_critics == 0:
+            return "values actions by a critic, but this policy has `n_critics=0`."
+        does, reason = {
+            "qgbs": ("searches along a flow", self.no_search),
+            "guided": ("follows values of partial actions", self.no_guidance),
+        }.get(mode, ("", None))
+        return None if reason is None else f'{does}, but {reason}: give "sample", "zero" or "best_of_n".'
 
     @property
     def steps_of_a_sample(self) -> int:
@@ -114,17 +124,8 @@ class ActingPolicy(ChunkedPolicy):
         :raises ValueError: if there is no such mode or setting, or the mode needs a critic or a flow that there is not
         """
         check_choice(ACTING_MODES, acting_mode=mode)
-        if mode in ("best_of_n", "qgbs", "guided") and self.n_critics == 0:
-            raise ValueError(f"`acting_mode={mode!r}` values actions by a critic, but this policy has `n_critics=0`.")
-        if mode == "qgbs" and self.no_search is not None:
-            raise ValueError(
-                f'`acting_mode="qgbs"` searches along a flow, but {self.no_search}: give "sample", "zero" or "best_of_n".'
-            )
-        if mode == "guided" and self.no_guidance is not None:
-            given = '"sample", "zero" or "best_of_n"'
-            raise ValueError(
-                f'`acting_mode="guided"` follows values of partial actions, but {self.no_guidance}: give {given}.'
-            )
+        if (refusal := self._refusal(mode)) is not None:
+            raise ValueError(f'`acting_mode="{mode}"` {refusal}')
         unknown = sorted(set(search) - set(self.SEARCH))
         if unknown:
             raise ValueError(f"`search` knows {sorted(self.SEARCH)}, but {unknown} was given.")

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from math import nan
 from pathlib import Path
 from statistics import fmean
 
@@ -56,15 +55,9 @@ def texts(rows: Sequence[Row]) -> dict[str, str]:
     return found
 
 
-def pictures(rows: Sequence[Row]) -> dict[Path, tuple[str, ...]]:
-    """
-    List the pictures.
-
-    :param rows: of the CSV
-    :return: by path, the algorithms that the picture sets off against all others
-    """
-    everyone = tuple(dict.fromkeys(row["algorithm"] for row in rows))
-    return {_picture(page): SHOWN.get(page, everyone) for page in (WHOLE, *SHOWN)}
+def pictures() -> dict[Path, tuple[str, ...] | None]:
+    """List the pictures: by path, the algorithms that the picture sets off against all others; None for no such."""
+    return {_picture(page): SHOWN.get(page) for page in (WHOLE, *SHOWN)}
 
 
 def digest(rows: Sequence[Row]) -> str:
@@ -83,8 +76,9 @@ def scores(rows: Sequence[Row], names: Sequence[str]) -> str:
     lines = ["| Success | " + " | ".join(f"`{name}`" for name in names) + " | others |", "|---" * (len(names) + 2) + "|"]
     for task in sorted({row["task"] for row in rows}):
         groups = [{name} for name in names] + [set().union(*ends).difference(names)]
-        lines.append(" | ".join([f"| {short_name(task)}", *(_ends(ends, group, task) for group in groups)]) + " |")
-    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+        cells = [short_name(task), *(_ends(ends, group, task) for group in groups)]
+        lines.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
+    return "\n".join(lines)
 
 
 def _ends(ends: Sequence[dict[str, dict[str, dict[int, float]]]], names: Iterable[str], task: str) -> str:
@@ -94,8 +88,10 @@ def _ends(ends: Sequence[dict[str, dict[str, dict[int, float]]]], names: Iterabl
 
 
 def _span(values: Sequence[float]) -> str:
-    low, high = (f"{end(values, default=nan):.2f}" for end in (min, max))
-    return "-" if not values else low if low == high else f"{low} to {high}"
+    if not values:
+        return "-"
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -114,9 +110,9 @@ def main() -> None:
     write_text(RESULTS, as_csv(COLUMNS, rows))
     for page, text in texts(rows).items():
         write_text(DOCS / page, text)
-    for path, names in pictures(rows).items():
-        figure = draw_curves(rows, None, names)
-        figure.savefig(path, dpi=80, metadata={"Description": digest(rows)})
+    description = {"Description": digest(rows)}
+    for path, names in pictures().items():
+        draw_curves(rows, None, names).savefig(path, dpi=80, metadata=description)
     print(table(rows))
 
 

@@ -35,7 +35,7 @@ from stable_baselines3.common.vec_env import sync_envs_normalization
 from sb3_flow import RQL, OfflineDataset
 from sb3_flow.common.statistics import success_interval
 from sb3_flow.data import ChunkSamples
-from sb3_flow.flow import Velocity
+from sb3_flow.flow import Velocity, best_of_n
 from sb3_flow.losses import pessimistic_mean
 from sb3_flow.rql.policies import RQLPolicy, Value
 from sb3_flow.zoo.bench.command import locate_data
@@ -58,7 +58,7 @@ class ChoosingPolicy(RQLPolicy):
         if not self.pessimism:
             return super().best_of(observation, candidates, aggregation)
         values = pessimistic_mean(self._bound_critic(observation)(candidates), self.pessimism)
-        return candidates[th.arange(len(candidates)), values.argmax(dim=1)]
+        return best_of_n(candidates, values.unsqueeze(0), "mean")
 
 
 class ChoosingRQL(RQL):
@@ -77,7 +77,7 @@ class ChoosingRQL(RQL):
             candidates = self.policy.actor_ema.act(observations, candidates)
         time = th.full((rows * n, 1), float(self.target == "decoded"))
         values = self.critic.bind(th.as_tensor(observations).repeat_interleave(n, dim=0))(candidates.flatten(0, 1), time)
-        best = candidates[th.arange(rows), values.mean(dim=0).view(rows, n).argmax(dim=1)]
+        best = best_of_n(candidates, values.view(-1, rows, n), "mean")
         next_values = self.critic_target.bind(observations)(best, time[:rows])
         return batch.rewards + batch.discounts * pessimistic_mean(next_values, self.rho)
 

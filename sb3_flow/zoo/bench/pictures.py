@@ -27,7 +27,8 @@ def draw_curves(rows: Sequence[Row], path: Path | None, shown: Sequence[str] | N
     tasks = sorted({row["task"] for row in rows})
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     shown = algorithms if shown is None else shown
-    algorithms = sorted(algorithms, key=lambda name: (name not in shown, shown.index(name) if name in shown else 0))
+    algorithms = [*shown, *(name for name in algorithms if name not in shown)]
+    shares = all(0 <= float(score) <= 1 for row in rows for score in row["scores"].split())
     columns = min(3, len(tasks))
     lines = -(-len(tasks) // columns)
     figure = new_figure(4.2 * columns, 3.2 * lines + 0.6)
@@ -52,7 +53,7 @@ def draw_curves(rows: Sequence[Row], path: Path | None, shown: Sequence[str] | N
             axis.fill_between(steps + shift, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.axvline(_offline_end(rows, task), color=GRAY, linewidth=0.8)
         axis.set_title(short_name(task), fontsize=10)
-        if all(0 <= float(score) <= 1 for row in rows for score in row["scores"].split()):
+        if shares:
             axis.set_ylim(-0.03, 1.03)
     handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside upper center", ncols=5, fontsize=8)
