@@ -52,6 +52,21 @@ def test_deterministic_actions_are_repeatable_and_survive_a_reload(tmp_path, mod
     np.testing.assert_array_equal(MlpPolicy.load(tmp_path / "policy").predict(observations, deterministic=True)[0], first)
 
 
+def test_a_policy_that_cannot_be_saved_leaves_the_file_before(tmp_path, monkeypatch):
+    build().policy.save(tmp_path / "folder" / "policy")
+    before = (tmp_path / "folder" / "policy").read_bytes()
+
+    def full_disk(content, path):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(th, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        build(seed=1).policy.save(tmp_path / "folder" / "policy")
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["policy"]
+    assert (tmp_path / "folder" / "policy").read_bytes() == before
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_stochastic_actions_follow_the_seed(mode):
     observations = np.zeros((4, 2), dtype=np.float32)
@@ -152,12 +167,19 @@ def test_guided_needs_values_of_partial_actions():
 
 @pytest.mark.parametrize("mode", ["best_of_n", "qgbs", "guided"])
 def test_a_clone_has_no_values_to_act_by(mode):
-    with pytest.raises(ValueError, match=f'`acting_mode="{mode}"` values actions, but with `objective="bc"`'):
+    with pytest.raises(ValueError, match=f'`acting_mode="{mode}"` values actions by a critic, but with `objective="bc"`'):
         build(objective="bc", acting_mode=mode)
     model = build(objective="bc")
     with pytest.raises(ValueError, match="no value function is trained"):
         model.set_acting_mode(mode)
     assert model.acting_mode == model.policy.acting_mode == "sample"
+
+
+def test_a_clone_says_that_it_has_no_values():
+    assert build().policy.no_values is None
+    policy = build(objective="bc").policy
+    assert policy.acting_modes == ("sample", "zero")
+    assert MlpPolicy(**policy._get_constructor_parameters()).acting_modes == ("sample", "zero")
 
 
 @pytest.mark.parametrize("mode", ["qgbs", "guided"])

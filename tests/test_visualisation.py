@@ -116,6 +116,9 @@ def test_one_dimensional_actions_and_no_critic():
     assert figure.axes[1].get_ylabel() == "samples"
     with pytest.raises(ValueError, match="n_critics=0"):
         flow_values(policy, np.zeros(3, np.float32))
+    clone = RQL("MlpPolicy", PointEnv(), objective="bc", n_critics=2, policy_kwargs={"net_arch": [8]})
+    with pytest.raises(ValueError, match='has no values to draw: with `objective="bc"`'):
+        flow_values(clone, np.zeros(2, np.float32))
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("dict", "MultiInputPolicy"), ("image", "CnnPolicy")])
@@ -176,6 +179,12 @@ def test_pictures_of_both_phases(algorithm, tmp_path):
     assert sorted(file.name for file in (tmp_path / "png").iterdir()) == sorted(names)
     expected = env.normalize_obs(dataset.observations[0])
     assert np.array_equal(callback._observation(), expected), "the start of the data, as the policy sees it now"
+
+
+def test_a_clone_is_drawn_without_values(tmp_path):
+    model = RQL("MlpPolicy", PointEnv(), objective="bc", offline_dataset=collect(PointEnv()), **SMALL)
+    model.learn_offline(model.offline_dataset, 2, callback=FlowVisualisationCallback(2, save_path=tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["RQL_action_flow_offline_2_steps.png"]
 
 
 def test_pictures_of_ratios(tmp_path):

@@ -31,20 +31,20 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 
-def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str, write: Callable[[Any], None]) -> None:
+def write_atomically(path: str | Path | io.BufferedIOBase, suffix: str | None, write: Callable[[Any], None]) -> None:
     """
     Write a file so that the previous file or the new file is there, whole, also after an error, a full disk, a killed process
     or a power cut. The new file is written beside its place, and moved into it when it has reached the disk.
 
     :param path: of the file; missing folders are made, as SB3 does; an open file is handed on as it is
-    :param suffix: added if the path has none, as SB3 does
+    :param suffix: added if the path has none, as SB3 does; ``None`` adds nothing
     :param write: takes the path (or the open file) to write to
     """
     if not isinstance(path, str | os.PathLike):
         write(path)
         return
     final = Path(path)
-    if final.suffix == "":
+    if suffix is not None and final.suffix == "":
         final = Path(f"{final}.{suffix}")
     final = final.resolve()  # through symbolic links, which would be replaced otherwise
     if final.is_dir():

@@ -56,6 +56,11 @@ class ActingPolicy(ChunkedPolicy):
         raise NotImplementedError  # pragma: no cover
 
     @property
+    def no_values(self) -> str | None:
+        """Why no critic can value actions, if none can."""
+        return "this policy has `n_critics=0`" if self.n_critics == 0 else None
+
+    @property
     def acting_modes(self) -> tuple[str, ...]:
         """Modes that this policy can act in: ranking actions needs a critic, a search needs a flow."""
         return tuple(mode for mode in ACTING_MODES if self._refusal(mode) is None)
@@ -64,8 +69,8 @@ class ActingPolicy(ChunkedPolicy):
         """Tell why this policy cannot act in a mode; None if it can."""
         if mode in ("sample", "zero"):
             return None
-        if self.n_critics == 0:
-            return "values actions by a critic, but this policy has `n_critics=0`."
+        if self.no_values is not None:
+            return f'values actions by a critic, but {self.no_values}: give "sample" or "zero".'
         does, reason = {
             "qgbs": ("searches along a flow", self.no_search),
             "guided": ("follows values of partial actions", self.no_guidance),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from copy import deepcopy
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch as th
@@ -13,6 +14,7 @@ from stable_baselines3.common.utils import get_device
 from torch import nn
 
 from sb3_flow.common.backends import Backend, choose_backend
+from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import refuse, saved_by
@@ -182,12 +184,13 @@ class GenerativePolicy(ActingPolicy):
 
     def save(self, path: str) -> None:
         """
-        Save the policy with its class, so that the file tells what it is.
+        Save the policy with its class, so that the file tells what it is. The file is whole, or the previous one stays.
 
         :param path: of the file
         """
         data = self._get_constructor_parameters()
-        th.save({"state_dict": self.state_dict(), "data": data, "policy_class": type(self)}, path)
+        content = {"state_dict": self.state_dict(), "data": data, "policy_class": type(self)}
+        write_atomically(path, None, partial(th.save, content))
 
     @classmethod
     def load(cls, path: str, device: th.device | str = "auto") -> Self:

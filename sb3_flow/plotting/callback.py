@@ -24,7 +24,7 @@ class FlowVisualisationCallback(BaseCallback):
     Draws pictures during training, in TensorBoard (tab "Images") and as PNG files. They do not change the training itself.
 
     - RQL, FMQ, FQL, DSRL, QAM and RLPD, offline and online: ``pictures/action_flow`` and ``pictures/flow_values`` of an
-      observation
+      observation, the latter unless ``objective="bc"``
     - PPO, GRPO and the others: ``pictures/importance_ratios`` of a rollout, after the update that learned from it
 
     :param plot_freq: draw every ``plot_freq`` calls: gradient steps offline, steps of the (vectorised) environment online
@@ -104,7 +104,8 @@ class FlowVisualisationCallback(BaseCallback):
         observation, title = self._observation(), f"after {self.num_timesteps} {unit} steps"
         figure = action_flow(model, observation, self.dimensions, title=title)
         self._put("action_flow", figure, self.num_timesteps, phase)
-        self._put("flow_values", flow_values(model, observation, title=title), self.num_timesteps, phase)
+        if model.policy.no_values is None:
+            self._put("flow_values", flow_values(model, observation, title=title), self.num_timesteps, phase)
 
     def _observation(self) -> Observation:
         """Give the observation to draw, normalised by the present statistics."""

@@ -49,7 +49,7 @@ class Flow:
             self.times: np.ndarray = times.cpu().numpy()
             self.chosen = self.in_units(policy.predict_chunk(tensor, deterministic=True))[0]
             self.values: np.ndarray | None = None
-            if policy.n_critics:
+            if policy.no_values is None:
                 self.values = policy.path_values(tensor, times, self._points)[:, :, 0].cpu().numpy()  # (K, T, n)
         self.points = self.in_units(self._points[:, 0])  # (T, n, h, components)
         self._tensor = tensor
@@ -228,14 +228,14 @@ def flow_values(
     :param title: of the figure
     :param path: save it there, too
     :return: the figure
-    :raises ValueError: if the policy has no critic
+    :raises ValueError: if the policy has no critic, or one that is not trained
     """
     figure = new_figure(6.5, 4)
     from matplotlib.collections import LineCollection
 
     flow = Flow(model, observation, n_samples, seed)
     if flow.values is None:
-        raise ValueError("`model` has `n_critics=0`, so there are no values to draw.")
+        raise ValueError(f"`model` has no values to draw: {flow.policy.no_values}.")
     axis = plain(figure.add_subplot())
     means = flow.values.mean(axis=0)  # (T, n)
     lines = [np.column_stack([flow.times, means[:, i]]) for i in range(means.shape[1])]

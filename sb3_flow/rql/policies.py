@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch as th
 from gymnasium import spaces
@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb3_flow.common.backends import Backend
-from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole
+from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole
 from sb3_flow.flow import AverageVelocity, Critic, TanhGELU, guided_euler
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
 from sb3_flow.offline_to_online.actors import FlowActor
@@ -59,6 +59,7 @@ class RQLPolicy(GenerativePolicy):
         :class:`ActingPolicy`
     :param alpha: weight of flow matching against the value term that the actor is trained with; ``"guided"`` needs to know it
     :param guidance: strength of ``"guided"``, see ``guided_samples``
+    :param objective: ``"rql"``, or ``"bc"`` if no value function is trained: modes that value actions are refused then
     """
 
     actor_class = FlowActor
@@ -71,6 +72,7 @@ class RQLPolicy(GenerativePolicy):
     flow_steps: int
     alpha: float
     guidance: float
+    objective: Literal["rql", "bc"]
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class RQLPolicy(GenerativePolicy):
         acting_mode: ActingMode = "sample",
         alpha: float = 1.0,
         guidance: float = 0.5,
+        objective: Literal["rql", "bc"] = "rql",
         search: dict[str, Any] | None = None,
         noise_seed: int | None = None,
         execution_horizon: int | None = None,
@@ -104,6 +107,7 @@ class RQLPolicy(GenerativePolicy):
         check_whole(1, flow_steps=self.flow_steps, n_critics=self.n_critics)
         check_minimum(0.0, alpha=self.alpha, guidance=self.guidance)
         check_number(alpha=self.alpha, guidance=self.guidance)
+        check_choice(("rql", "bc"), objective=self.objective)
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
@@ -112,6 +116,10 @@ class RQLPolicy(GenerativePolicy):
     @property
     def acting_actor(self) -> FlowActor:
         return self.actor_ema
+
+    @property
+    def no_values(self) -> str | None:
+        return 'with `objective="bc"` no value function is trained' if self.objective == "bc" else super().no_values
 
     @property
     def no_guidance(self) -> str | None:  # type: ignore[override]

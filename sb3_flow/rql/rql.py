@@ -69,7 +69,7 @@ class RQL(OfflineToOnlineAlgorithm):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
-    policy_arguments = ("flow_steps", "n_critics", "n_candidates", "alpha", "guidance")
+    policy_arguments = ("flow_steps", "n_critics", "n_candidates", "alpha", "guidance", "objective")
     policy: RQLPolicy
     actor: FlowActor
     actor_ema: FlowActor
@@ -218,18 +218,6 @@ class RQL(OfflineToOnlineAlgorithm):
         check_fraction(ema_decay=self.ema_decay)
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
-        self._check_valued(self.acting_mode)
-
-    def set_acting_mode(self, mode: ActingMode, **search: Any) -> None:
-        self._check_valued(mode)
-        super().set_acting_mode(mode, **search)
-
-    def _check_valued(self, mode: ActingMode) -> None:
-        if self.objective == "bc" and mode not in ("sample", "zero"):
-            raise ValueError(
-                f'`acting_mode="{mode}"` values actions, but with `objective="bc"` no value function is trained: give '
-                '"sample" or "zero".'
-            )
 
     def _setup_model(self) -> None:
         super()._setup_model()
