@@ -328,6 +328,8 @@ def test_table():
     middle = interquartile_mean([0.0, 0.2, 0.4, 0.1, 0.3, 0.8])
     assert cells[2][3].startswith(f"{middle:.2f} [")
     assert cells[3] == ["b", "1.00 -> 1.00 (1)", "", "-", "-"]
+    (*_, line) = table(rows_of({"c": {"t1": [(0.0, 0.5)], "t2": [(0.5, 1.0)]}})).splitlines()
+    assert line.split("|")[-3:-1] == [" 0.25               ", " 0.75              "], "one seed has no interval"
 
 
 def test_pictures(tmp_path):

@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 SUITE = "cpu"
 RESULTS = SUITES / f"{SUITE}.csv"
 SHOWN = {
-    "algorithms/rql.md": ("rql", "rql-guided", "bc"),
+    "algorithms/rql.md": ("rql", "bc"),
     "algorithms/fmq.md": ("fmq", "fmq-bc"),
     "algorithms/fql.md": ("fql", "fql-best-of-n"),
     "algorithms/dsrl.md": ("dsrl",),

@@ -13,10 +13,10 @@ same transitions, normalised alike, and draws its batches with its own sampler.
 ``speed``: both take turns on the same cores (``--threads``; pinned where the system can). The ratio is the median over the
 turns with its 95 % bootstrap interval, of wall-clock time and of CPU time, which another process disturbs less. More than one
 thread needs an idle machine: threads that wait for each other spin while another process has their core.
-``learn``: both are trained for the suite's gradient steps and evaluated by the bench's evaluation. RLPD has no offline phase:
-it makes the suite's environment steps with half of each batch from the data. Rows go to ``references.csv`` in ``--out``, and
-the same command goes on after it was killed: finished runs are not made again. ``--ours`` takes our rows from results of
-``python -m sb3_flow.zoo bench``.
+``learn``: both are trained for the suite's gradient steps and evaluated by the bench's evaluation; with ``--online`` the
+suite's environment steps follow, with half of each batch from the data (not for RQL, whose sampler has no such batches).
+RLPD has no offline phase, and always makes them. Rows go to ``references.csv`` in ``--out``, and the same command goes on
+after it was killed: finished runs are not made again. ``--ours`` takes our rows from results of ``sb3_flow.zoo bench``.
 """
 
 import argparse
@@ -42,21 +42,21 @@ from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import bootstrap_interval, success_interval
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.command import locate_data
-from sb3_flow.zoo.bench.results import add_row, read_rows
+from sb3_flow.zoo.bench.results import PHASES, add_row, read_rows
 from sb3_flow.zoo.bench.suites import Plan, Settings, load_suite, plans
 from sb3_flow.zoo.bench.training import EVALUATION_ENVS, environment, evaluate, run
 from sb3_flow.zoo.registry import ALGORITHMS
 from tests.benchmarks.reference_process import Reference, write_transitions
 
 CHECKOUTS = {"rql": "rql", "fql": "qc", "fql-best-of-n": "qc", "dsrl": "qam", "qam": "qam", "rlpd": "qam"}
-CUBE, OBSERVATION, ACTION = "cube-double-play-singletask-task1-v0", 37, 5
+SETTINGS_OF, OBSERVATION, ACTION = "cube-single-play-singletask-task1-v0", 37, 5  # the dimensions are those of cube-double
 NETWORKS: Settings = {"batch_size": 256, "horizon_length": 5, "policy_kwargs": {"net_arch": [256] * 3, "n_critics": 2}}
-COLUMNS = ("task", "algorithm", "implementation", "seed", "steps", "episodes", "score", "minutes", "plan")
+COLUMNS = ("task", "algorithm", "implementation", "seed", *PHASES, "episodes", "minutes", "plan")
 KEY = ("task", "algorithm", "implementation", "seed", "plan")
 AT_ONCE = 500
 """Updates of a question; if this process is killed, its worker ends with the question under way."""
-OF_EVALUATIONS = ("online_steps", "eval_freq", "n_eval_episodes")
-"""What a plan says besides what decides the score at the end of an offline phase."""
+OF_EVALUATIONS = ("eval_freq", "n_eval_episodes")
+"""What a plan says besides what decides the scores at the ends of the phases."""
 
 
 def build(plan: Plan, dataset: OfflineDataset) -> OfflineToOnlineAlgorithm:
@@ -104,7 +104,7 @@ def speed(given: argparse.Namespace) -> None:
     )
     suite = load_suite(given.suite)
     for algorithm in given.algorithms:
-        (plan,) = plans(suite, [CUBE], [algorithm], [0])
+        (plan,) = plans(suite, [SETTINGS_OF], [algorithm], [0])
         settings = {**plan.settings, **NETWORKS}
         settings.pop("flow_steps", None)  # the published 10 is the default
         plan = dataclasses.replace(plan, settings=settings)
@@ -148,62 +148,63 @@ def learn(given: argparse.Namespace) -> None:
                 if implementation == "ours":
                     settings = hashlib.sha256(plan.decided.encode()).hexdigest()[:8]
                     folder = given.out / "ours" / plan.task / plan.algorithm.replace(" ", "_") / str(plan.seed) / settings
-                    found = run(plan, folder, location)
-                    score = float(found["offline"] if plan.offline else found["online"])
-                    minutes = float(found["minutes"])
+                    row = run(plan, folder, location)
                 else:
-                    score = train_reference(given, plan, OfflineDataset.load(location))
-                    minutes = (time.monotonic() - began) / 60
-                row = {"score": score, "minutes": round(minutes, 2)}
-            steps = plan.offline_steps if plan.offline else plan.online_steps
-            new = dict(zip(COLUMNS, (*key[:4], steps, plan.n_final_episodes, *row.values(), key[4]), strict=True))
-            add_row(file, new, COLUMNS, KEY)
-            print(f"{plan.task} {plan.algorithm} {implementation} seed {plan.seed}: {row['score']:.2f}", flush=True)
+                    row = train_reference(given, plan, OfflineDataset.load(location))
+                    row["minutes"] = round((time.monotonic() - began) / 60, 2)
+            scores = {phase: row.get(phase, "") for phase in PHASES}
+            named = dict(zip(KEY, key, strict=True)) | scores
+            add_row(file, named | {"episodes": plan.n_final_episodes, "minutes": row["minutes"]}, COLUMNS, KEY)
+            print(plan.task, plan.algorithm, implementation, "seed", plan.seed, scores, flush=True)
     report(read_rows(file, COLUMNS))
 
 
 def planned(given: argparse.Namespace) -> list[Plan]:
-    """List the runs: those of the suite without what comes after the offline phase, for algorithms that have one."""
+    """List the runs: those of the suite, algorithms with an offline phase without what comes after it unless asked for."""
     suite = load_suite(given.suite)
     episodes = given.episodes or suite.n_final_episodes
     found = []
     for algorithm in given.algorithms:
         for plan in plans(suite, given.tasks, [algorithm], given.seeds):
             offline = given.steps or plan.offline_steps if plan.offline else plan.offline_steps
-            online = 0 if plan.offline else given.steps or plan.online_steps
+            if plan.offline:
+                online = plan.online_steps if given.online else 0
+            else:
+                online = given.steps or plan.online_steps
             found.append(dataclasses.replace(plan, offline_steps=offline, online_steps=online, n_final_episodes=episodes))
     return sorted(found, key=lambda plan: plan.seed)
 
 
 def from_bench(given: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
     """Find our row among those of the bench, if it was made with the same settings."""
-    left_out = OF_EVALUATIONS if plan.offline else OF_EVALUATIONS[1:]
+    left_out = OF_EVALUATIONS if plan.online_steps else (*OF_EVALUATIONS, "online_steps")
 
     def decided(text: str) -> dict[str, Any]:
         return {name: value for name, value in json.loads(text).items() if name not in left_out}
 
     for row in read_rows(given.ours) if given.ours else []:
-        same = (row["task"], row["algorithm"], int(row["seed"])) == plan.key and decided(row["plan"]) == decided(plan.decided)
-        score = row["offline"] if plan.offline else row["online"]
-        if same and score:
-            return {"score": float(score), "minutes": ""}  # the bench's minutes have both phases
+        if (row["task"], row["algorithm"], int(row["seed"])) == plan.key and decided(row["plan"]) == decided(plan.decided):
+            # the bench's minutes have both phases
+            return {**row, "online": row["online"] if plan.online_steps else "", "minutes": ""}
     return None
 
 
-def train_reference(given: argparse.Namespace, plan: Plan, dataset: OfflineDataset) -> float:
-    """Train the published implementation and give its score."""
+def train_reference(given: argparse.Namespace, plan: Plan, dataset: OfflineDataset) -> dict[str, Any]:
+    """Train the published implementation and give its scores at the ends of the phases."""
     env = environment(plan, min(EVALUATION_ENVS, plan.n_final_episodes), training=False)
     if isinstance(env, VecNormalize):
         dataset.fit_vec_normalize(env)
+    scores: dict[str, Any] = {}
     with reference(given, plan, build(plan, dataset), dataset, env) as theirs:
         if plan.offline:
             for done in range(0, plan.offline_steps, AT_ONCE):
                 theirs.ask("update", n=min(AT_ONCE, plan.offline_steps - done))
-        else:
+            scores["offline"] = evaluate(theirs, env, plan.n_final_episodes, plan.seed)
+        if plan.online_steps:
             learn_online(theirs, plan, dataset)
-        score = evaluate(theirs, env, plan.n_final_episodes, plan.seed)
+            scores["online"] = evaluate(theirs, env, plan.n_final_episodes, plan.seed)
     env.close()
-    return score
+    return scores
 
 
 def learn_online(theirs: Reference, plan: Plan, dataset: OfflineDataset) -> None:
@@ -216,8 +217,9 @@ def learn_online(theirs: Reference, plan: Plan, dataset: OfflineDataset) -> None
     observation: Any = env.reset()
     queue: list[Any] = []
     for step in range(plan.online_steps):
-        random = step < theirs.model.learning_starts
+        starting = step < theirs.model.learning_starts
         if not queue:
+            random = starting and not plan.offline
             queue = [np.random.uniform(-1, 1, dataset.actions.shape[1])] if random else list(theirs.decide(observation)[0])
         action = queue.pop(0)
         following, reward, done, infos = env.step(policy.unscale_action(action[None]))
@@ -227,7 +229,7 @@ def learn_online(theirs: Reference, plan: Plan, dataset: OfflineDataset) -> None
             **{"observations": observation[0].tolist(), "next_observations": last.tolist(), "actions": action.tolist()},
             **{"rewards": float(reward[0]), "terminals": float(done[0]), "masks": 1 - float(terminated)},
         }
-        theirs.ask("add", transition=transition, size=plan.online_steps, update=not random)
+        theirs.ask("add", transition=transition, size=plan.online_steps, update=not starting)
         observation, queue = following, [] if done[0] else queue
     env.close()
 
@@ -237,17 +239,18 @@ def key_of(row: dict[str, str]) -> tuple[str, ...]:
 
 
 def report(rows: list[dict[str, str]]) -> None:
-    """Print the score of each run, with Wilson's 95 % interval if it is a success rate."""
+    """Print the score of each run at the ends of its phases, with Wilson's 95 % interval if it is a success rate."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for row in rows:
-        score, n = float(row["score"]), int(row["episodes"])
-        text = f"seed {row['seed']}: {score:.2f}"
-        if 0 <= score <= 1:
-            _, low, high = success_interval(score, n)
-            text += f" [{low:.2f}, {high:.2f}]"
-        groups.setdefault((row["task"], row["algorithm"], row["steps"], row["implementation"]), []).append(text)
-    for (task, algorithm, steps, implementation), texts in sorted(groups.items()):
-        print(f"{task} {algorithm}, {steps} steps, {implementation:<6} {'; '.join(texts)}")
+        for phase in (phase for phase in PHASES if row[phase]):
+            score, n = float(row[phase]), int(row["episodes"])
+            text = f"seed {row['seed']}: {score:.2f}"
+            if 0 <= score <= 1:
+                _, low, high = success_interval(score, n)
+                text += f" [{low:.2f}, {high:.2f}]"
+            groups.setdefault((row["task"], row["algorithm"], phase, row["implementation"]), []).append(text)
+    for (task, algorithm, phase, implementation), texts in sorted(groups.items()):
+        print(f"{task} {algorithm}, {phase:<7} {implementation:<6} {'; '.join(texts)}")
 
 
 def main() -> None:
@@ -264,6 +267,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", help="of the suite (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--steps", type=int, help="instead of the suite's")
+    parser.add_argument("--online", action="store_true", help="of learn: the online phase, too")
     parser.add_argument("--episodes", type=int, help="of the evaluation, instead of the suite's")
     parser.add_argument("--ours", type=Path, help="results.csv of the bench")
     parser.add_argument("--data", type=Path, default=Path("bench/data"), help="the bench's folder of datasets")
@@ -272,6 +276,8 @@ def main() -> None:
     for algorithm in given.algorithms:
         if getattr(given, CHECKOUTS[algorithm]) is None:
             sys.exit(f"error: {algorithm} needs --{CHECKOUTS[algorithm]}, see --help")
+        if given.online and CHECKOUTS[algorithm] == "rql":
+            sys.exit(f"error: --online: {algorithm}'s published sampler cannot draw half of a batch from the data")
     th.set_num_threads(given.threads)
     speed(given) if given.part == "speed" else learn(given)
 

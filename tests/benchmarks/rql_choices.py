@@ -5,9 +5,9 @@ Run by hand, a command for each core, with tasks or seeds of its own; the last o
 
     python -m tests.benchmarks.rql_choices --tasks puzzle-3x3-play-singletask-task1-v0 --episodes 100
 
-A variant is trained offline for ``--steps`` gradient steps with the settings of the bench's suite, and acts in every mode,
-with the bench's evaluation. Rows go to ``rql_choices.csv`` in ``--out``; the same command goes on after it was killed: models
-that are there are not trained again.
+A variant is trained offline for ``--steps`` gradient steps with the settings of the suite, then online for ``--online``
+environment steps, and acts in every mode at both ends, with the bench's evaluation. Rows go to ``rql_choices.csv`` in
+``--out``; the same command goes on after it was killed: models that are there are not trained again.
 
 Variants of RQL (what it adds to the published one, which follows the value's gradient towards a target at fresh noise):
 
@@ -18,6 +18,8 @@ Variants of RQL (what it adds to the published one, which follows the value's gr
 ``noise, clone``    the same, and the actor only clones the data
 ``critics``         5 value functions instead of 2
 ``half alpha``      half the weight of imitation
+``explore best``    online, the best of 4 fresh samples is executed; offline it is the published one
+``explore guided``  online, guided samples are executed; offline it is the published one
 ==================  =================================================================================================
 
 ``fql-best-of-n`` and ``dsrl`` are those of the bench. Modes: a sample; the best of n samples by the mean of the value
@@ -25,12 +27,14 @@ functions, or by their mean - 0.5 standard deviations (``careful``); ``acting_mo
 """
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import sync_envs_normalization
+from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 from sb3_flow import RQL, OfflineDataset
 from sb3_flow.common.statistics import success_interval
@@ -47,18 +51,28 @@ from sb3_flow.zoo.registry import ALGORITHMS
 COLUMNS = ("task", "variant", "seed", "steps", "mode", "episodes", "score")
 MODES = ("sample", "best_of_4", "best_of_16", "careful_16", "guided_0.25", "guided_0.5", "guided_1")
 OTHERS = ("fql-best-of-n", "dsrl")
+VARIANTS = ("published", "target", "target, clone", "noise", "noise, clone", "critics", "half alpha")
+EXPLORING = ("explore best", "explore guided")
 
 
 class ChoosingPolicy(RQLPolicy):
-    """RQL's policy, which can rank by a pessimistic mean."""
+    """RQL's policy, which can rank by a pessimistic mean and explore by its values."""
 
     pessimism = 0.0
+    exploring = "published"
 
     def best_of(self, observation: Any, candidates: th.Tensor, aggregation: Any = None) -> th.Tensor:
         if not self.pessimism:
             return super().best_of(observation, candidates, aggregation)
         values = pessimistic_mean(self._bound_critic(observation)(candidates), self.pessimism)
         return best_of_n(candidates, values.unsqueeze(0), "mean")
+
+    def explore_chunk(self, observation: Any) -> th.Tensor:
+        noise = self.actor.noise(observation, self.exploration_generator)
+        if self.exploring == "explore guided":
+            return self.guided_samples(observation, noise(1)[:, 0])
+        n = 4 if self.exploring == "explore best" else 1
+        return self.best_of(observation, self.actor.act(observation, noise(n)))
 
 
 class ChoosingRQL(RQL):
@@ -118,6 +132,69 @@ def set_mode(model: Any, mode: str) -> None:
     model.set_acting_mode({"best_of": "best_of_n", "careful": "best_of_n", "guided": "guided"}.get(kind, "sample"))
 
 
+def steps_until(given: argparse.Namespace, online: int) -> str:
+    """Name the end of a phase."""
+    return f"{given.steps}+{online}" if online else str(given.steps)
+
+
+def trained(given: argparse.Namespace, plan: Plan, variant: str, online: int) -> Any:
+    """Load the model of a variant, or train it: offline, or from the end of that phase online."""
+    name = "published" if variant in EXPLORING and not online else variant
+    name = f"{name.replace(', ', '_').replace(' ', '_')}_{steps_until(given, online)}"
+    folder = given.out / f"{plan.task}_{plan.seed}_{name}"
+    if folder.exists():
+        return load(folder, plan, variant)
+    model = trained(given, plan, variant, 0) if online else make(plan, variant, environment(plan, 1, training=True))
+    model.set_logger(configure(None, []))
+    dataset = model.set_offline_dataset(OfflineDataset.load(locate_data(plan, given.data)))
+    np.random.seed((plan.seed, online))  # OGBench draws from NumPy's global generator
+    if online:
+        model.policy.exploring = variant
+        model.learn(online, log_interval=10**9)
+    else:
+        model.learn_offline(dataset, given.steps, log_interval=None)
+    part = folder.with_suffix(".part")
+    part.mkdir(exist_ok=True)
+    model.save(part / "model.zip")
+    model.get_vec_normalize_env().save(str(part / "vecnormalize.pkl"))
+    part.rename(folder)
+    return model
+
+
+def load(folder: Path, plan: Plan, variant: str) -> Any:
+    env: Any = environment(plan, 1, training=True)
+    env = VecNormalize.load(str(folder / "vecnormalize.pkl"), env.venv)
+    if variant in OTHERS:
+        return ALGORITHMS[plan.algo].load(folder / "model.zip", env=env, device="cpu")
+    # a file has the policy's class by value, as it was when the file was saved
+    return ChoosingRQL.load(folder / "model.zip", env=env, device="cpu", custom_objects={"policy_class": ChoosingPolicy})
+
+
+def evaluate_variant(given: argparse.Namespace, file: Path, plan: Plan, variant: str, online: int) -> None:
+    """Let a variant act in the modes that have no row yet, at the end of a phase."""
+    steps = steps_until(given, online)
+    keys = {
+        mode: (plan.task, variant, str(plan.seed), steps, mode, str(given.episodes))
+        for mode in given.modes
+        if possible(variant, mode)
+    }
+    done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read_rows(file, COLUMNS)}
+    todo = [mode for mode, key in keys.items() if key not in done]
+    if not todo:
+        return
+    model = trained(given, plan, variant, online)
+    evaluations = environment(plan, EVALUATION_ENVS, training=False)
+    sync_envs_normalization(model.get_env(), evaluations)
+    for mode in todo:
+        set_mode(model, mode)
+        model.policy.generator.manual_seed(plan.seed)
+        score = evaluate(model, evaluations, given.episodes, plan.seed)
+        add_row(file, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)), COLUMNS, COLUMNS[:-1])
+        print(f"{plan.task} seed {plan.seed} {variant}, {steps} steps, {mode}: {score:.2f}", flush=True)
+    evaluations.close()
+    model.get_env().close()
+
+
 def possible(variant: str, mode: str) -> bool:
     """Tell whether a variant can act in a mode: what guides needs values of partial actions, DSRL has no candidates."""
     return variant not in OTHERS or mode == "sample" or (variant == "fql-best-of-n" and mode.startswith("best_of"))
@@ -129,9 +206,9 @@ def report(rows: list[dict[str, str]]) -> None:
     for task in sorted({row["task"] for row in rows}):
         print(f"\n| {short_name(task)} | steps | seeds | " + " | ".join(modes) + " |")
         print("|---" * (len(modes) + 3) + "|")
-        lines = sorted({(int(row["steps"]), row["variant"]) for row in rows if row["task"] == task})
-        for steps, variant in lines:
-            mine = [r for r in rows if (r["task"], r["steps"], r["variant"]) == (task, str(steps), variant)]
+        lines = {(row["steps"], row["variant"]) for row in rows if row["task"] == task}
+        for steps, variant in sorted(lines, key=lambda line: ([int(phase) for phase in line[0].split("+")], line[1])):
+            mine = [row for row in rows if (row["task"], row["steps"], row["variant"]) == (task, steps, variant)]
             cells = []
             for mode in modes:
                 found = [row for row in mine if row["mode"] == mode]
@@ -146,52 +223,24 @@ def report(rows: list[dict[str, str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", help="of the suite (default: none, print the table)", default=[])
-    known = ["published", "target", "target, clone", "noise", "noise, clone", "critics", "half alpha", *OTHERS]
+    known = [*VARIANTS, *EXPLORING, *OTHERS]
     parser.add_argument("--variants", nargs="+", choices=known, default=known)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=10_000, help="gradient steps offline (default: 10,000)")
+    parser.add_argument("--online", type=int, default=0, help="environment steps afterwards (default: none)")
     parser.add_argument("--episodes", type=int, default=30)
     parser.add_argument("--data", type=Path, default=Path("bench/data"), help="the bench's folder of datasets")
     parser.add_argument("--out", type=Path, default=Path("bench/rql_choices"))
     given = parser.parse_args()
     th.set_num_threads(1)
+    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / "rql_choices.csv"
-    for task in given.tasks:
-        for seed in given.seeds:
-            for variant in given.variants:
-                keys = {
-                    mode: (task, variant, str(seed), str(given.steps), mode, str(given.episodes))
-                    for mode in given.modes
-                    if possible(variant, mode)
-                }
-                done = {tuple(row[name] for name in COLUMNS[:-1]) for row in read_rows(file, COLUMNS)}
-                todo = [mode for mode, key in keys.items() if key not in done]
-                if not todo:
-                    continue
-                (plan,) = plans(load_suite("cpu"), [task], [variant if variant in OTHERS else "rql"], [seed])
-                env = environment(plan, 1, training=True)
-                model = make(plan, variant, env)
-                path = given.out / f"{task}_{seed}_{variant.replace(', ', '_')}_{given.steps}.pth"
-                dataset = model.set_offline_dataset(OfflineDataset.load(locate_data(plan, given.data)))
-                if path.exists():
-                    model.policy.load_state_dict(th.load(path, weights_only=True))
-                else:
-                    model.set_logger(configure(None, []))
-                    model.learn_offline(dataset, given.steps, log_interval=None)
-                    given.out.mkdir(parents=True, exist_ok=True)
-                    th.save(model.policy.state_dict(), path.with_suffix(".part"))
-                    path.with_suffix(".part").rename(path)
-                evaluations = environment(plan, EVALUATION_ENVS, training=False)
-                sync_envs_normalization(model.get_env(), evaluations)  # type: ignore[arg-type]
-                for mode in todo:
-                    set_mode(model, mode)
-                    model.policy.generator.manual_seed(seed)
-                    score = evaluate(model, evaluations, given.episodes, seed)
-                    add_row(file, dict(zip(COLUMNS, (*keys[mode], f"{score:g}"), strict=True)), COLUMNS, COLUMNS[:-1])
-                    print(f"{task} seed {seed} {variant}, {mode}: {score:.2f}", flush=True)
-                evaluations.close()
-                env.close()
+    for task, seed, variant in itertools.product(given.tasks, given.seeds, given.variants):
+        (plan,) = plans(load_suite("cpu"), [task], [variant if variant in OTHERS else "rql"], [seed])
+        for online in sorted({0, given.online}):
+            if variant not in EXPLORING or online:  # offline these are the published one
+                evaluate_variant(given, file, plan, variant, online)
     report([row for row in read_rows(file, COLUMNS) if row["episodes"] == str(given.episodes)])
 
 

@@ -2,7 +2,7 @@
 Train algorithms on the tasks of a suite, with the same data, networks and number of updates for all, and compare them.
 
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2
-    python -m sb3_flow.zoo bench --suite cpu --algos rql --grid alpha=1,3,10 --tasks cube-double-play-singletask-task1-v0
+    python -m sb3_flow.zoo bench --suite cpu --algos rql --grid alpha=1,3,10 --tasks cube-single-play-singletask-task1-v0
     python -m sb3_flow.zoo bench --suite cpu --dataset minari:D4RL/door/human-v2 --env gymnasium_robotics:AdroitHandDoor-v1
     python -m sb3_flow.zoo bench --suite cpu --only-table
 

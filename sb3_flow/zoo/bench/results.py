@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sb3_flow.common.checkpoints import write_atomically
-from sb3_flow.common.statistics import bootstrap_interval
+from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
 from sb3_flow.zoo.bench.suites import Plan
 
 Row = dict[str, str]
@@ -124,13 +124,15 @@ def common_scores(by_task: dict[str, dict[int, float]], tasks: Sequence[str]) ->
 def table(rows: Sequence[Row]) -> str:
     """
     Write the table: a line for each algorithm, with its score on each task (mean over seeds) and over all tasks together
-    (interquartile mean over runs with its stratified 95 % bootstrap interval).
+    (interquartile mean over runs with its stratified 95 % bootstrap interval, which needs two seeds).
 
     :param rows: of the CSV
     """
     tasks = sorted({row["task"] for row in rows})
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
-    lines = [f"{len(rows)} runs; score at the end of the offline phase -> of the online phase (a number in brackets: seeds)"]
+    hours = sum(float(row["minutes"] or 0) for row in rows) / 60
+    ends_of = "score at the end of the offline phase -> of the online phase (a number in brackets: seeds)"
+    lines = [f"{len(rows)} runs, {hours:.1f} hours together; {ends_of}"]
     phases = {phase: scores_of(rows, phase) for phase in PHASES}
     cells = [["", *(short_name(task) for task in tasks), "all tasks, offline", "all tasks, online"]]
     for algorithm in algorithms:
@@ -159,7 +161,9 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _together(scores: np.ndarray) -> str:
-    if len(scores) < 2:
+    if len(scores) == 0:
         return "-"
+    if len(scores) == 1:  # no interval
+        return f"{interquartile_mean(scores):.2f}"
     value, low, high = bootstrap_interval(scores, resamples=RESAMPLES)
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
