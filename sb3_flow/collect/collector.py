@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 import weakref
@@ -17,17 +16,10 @@ import numpy as np
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_flow.collect.collector_process import GRACE, SIGNALS
+from sb3_flow.collect.fork_server import START_TIMEOUT, CollectorError, ForkedProcess, environment, fork_server
 from sb3_flow.collect.memory import Layout, attach, reserve
 from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.collect.weights import PublishedWeights
-
-START_TIMEOUT = 120.0  # importing torch on a busy machine takes its time
-# not multiprocessing's start methods: with them, every script that trains would need `if __name__ == "__main__":`
-COMMAND = "from sb3_flow.collect.collector_process import main; main({pipe}, {memory})"
-
-
-class CollectorError(RuntimeError):
-    """Tell that the collector process failed, died or hangs."""
 
 
 class CollectedRollout(NamedTuple):
@@ -44,16 +36,15 @@ class CollectedRollout(NamedTuple):
     waited: float
 
 
-def _end(owner: int, process: subprocess.Popen[bytes], connection: Connection, grace: float) -> None:
+def _end(owner: int, process: ForkedProcess, connection: Connection, grace: float) -> None:
     """Ask the process to end by closing the pipe; kill the process after the grace, and its children in any case."""
     connection.close()
     if os.getpid() != owner:  # a fork of the learner forgets its copy of the model
         return
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(grace)
+    process.wait(grace)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # a group of its own
-    process.wait()
+    process.wait(grace)
 
 
 class Collector:
@@ -93,18 +84,12 @@ class Collector:
             Rollout.reserve(spec, layout, number)
         setup = {"layout": layout, "spec": spec, "n_slots": n_slots, "env": env, "policy": cloudpickle.dumps(policy_arguments)}
         setup |= {"native": native, "fresh": fresh, "sde_sample_freq": sde_sample_freq}
+        setup["place"] = {"variables": environment(), "modules": sys.path}
         memory = reserve(layout.size)
         try:
             self._connection, theirs = Pipe()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND.format(pipe=theirs.fileno(), memory=memory)],
-                pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                # the collector can import every module that this process can; libraries read their threads at start-up
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C reaches the learner alone, which ends the collector
-            )
-            theirs.close()
+            with theirs:
+                self._process = fork_server().fork(theirs.fileno(), memory)
             # ends the process when the model is forgotten, and at exit
             self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection, GRACE)
         except BaseException:
@@ -190,7 +175,7 @@ class Collector:
         beat, since = int(self._heartbeat[0]), time.monotonic()
         try:
             while not self._connection.poll(0.1):
-                if self._process.poll() is not None and not self._connection.poll(0.1):
+                if self._process.wait() and not self._connection.poll(0.1):
                     raise EOFError
                 now = int(self._heartbeat[0])
                 if now != beat:
@@ -213,8 +198,7 @@ class Collector:
         return content
 
     def _obituary(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE)
-        code = self._process.poll()
+        self._process.wait(GRACE)
+        code = self._process.returncode
         how = f"ended with exit code {code}" if code is None or code >= 0 else f"was killed by {signal.Signals(-code).name}"
         return f"The collector process (pid {self.pid}) died: it {how}."

@@ -235,7 +235,14 @@ def wake_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def main(pipe: int, memory: int) -> None:
+def _move_to(variables: dict[str, str], modules: list[str]) -> None:
+    """Take the learner's environment variables and paths of modules, as they are now."""
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:] = modules
+
+
+def run_collector(pipe: int, memory: int) -> None:
     """
     Run the collector.
 
@@ -251,6 +258,7 @@ def main(pipe: int, memory: int) -> None:
     try:
         setup = channel.receive()
         if setup is not None:
+            _move_to(**setup.pop("place"))
             worker = Worker(channel, memory, setup)
             worker.run()
     except BaseException as error:

@@ -25,6 +25,7 @@ from sb3_flow.collect.environment_transfer import (
     set_normalisers,
     unpack,
 )
+from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.slots import Rollout, RolloutSpec
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
@@ -43,8 +44,8 @@ class AsyncPPO(PPO):
     """
     Train by :class:`sb3_flow.PPO`, while a second process, the collector, steps the environments with a copy of the policy.
     Rollouts come with the version of the policy that acted. If the policy has moved since, the learner evaluates values and
-    log-probabilities again, and V-trace (arXiv 1802.01561), the default here, corrects for the difference;
-    ``policy_loss="decoupled"`` (arXiv 2110.00641) also keeps this difference out of the clipping.
+    log-probabilities again, V-trace (arXiv 1802.01561) corrects the estimates for the difference, and the loss "decoupled"
+    (arXiv 2110.00641) keeps the difference out of the clipping.
 
     =========== ===========================================================================================================
     mode
@@ -53,7 +54,7 @@ class AsyncPPO(PPO):
                 for the first rollout of a ``learn``. The same seed repeats training to the last bit
     "free"      the collector takes the freshest weights at each step and runs ahead as far as there are slots. Rollouts
                 with a step that is older than ``max_policy_lag`` updates are dropped
-    "sync"      learning and collecting take turns, without lag: PPO to the last bit on the CPU, for the same ``advantage``
+    "sync"      learning and collecting take turns, without lag: PPO to the last bit on the CPU
     =========== ===========================================================================================================
 
     **The environments.** The first ``learn`` moves a copy of the environments into the collector, where the copy stays for the
@@ -80,7 +81,11 @@ class AsyncPPO(PPO):
         error is raised
     :param learner_threads: torch's threads in this process during ``learn``, None to leave them; the collector has one thread.
         More threads than idle cores make small networks many times slower
-    :param advantage: "vtrace", or "gae", which does not correct for lag
+    :param advantage: "vtrace"; "gae", which does not correct for lag; or "auto": "gae" in mode "sync", where there is no lag,
+        and else "vtrace"
+    :param policy_loss: one of PPO's, or "auto": "clip" in mode "sync", and else "decoupled"
+    :param recompute_advantages: as for PPO, but "auto" is "never" where there may be lag: when a rollout arrives, advantages
+        are estimated with the present networks
     """
 
     def __init__(
@@ -109,8 +114,8 @@ class AsyncPPO(PPO):
         n_slots: int = 2,
         collector_timeout: float = 60.0,
         learner_threads: int | None = 1,
-        advantage: Literal["vtrace", "gae"] = "vtrace",
-        policy_loss: PolicyLoss = "clip",
+        advantage: Literal["auto", "vtrace", "gae"] = "auto",
+        policy_loss: Literal["auto"] | PolicyLoss = "auto",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         rho_bar: float = 1.0,
@@ -129,7 +134,13 @@ class AsyncPPO(PPO):
     ):
         given = arguments_in(locals(), "mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads")
         check_choice(get_args(Mode), mode=mode)
-        check_choice(("vtrace", "gae"), advantage=advantage)
+        check_choice(("auto", "vtrace", "gae"), advantage=advantage)
+        check_choice(("auto", *get_args(PolicyLoss)), policy_loss=policy_loss)
+        lag = mode != "sync"
+        if advantage == "auto":
+            given["advantage"] = "vtrace" if lag else "gae"
+        if policy_loss == "auto":
+            given["policy_loss"] = "decoupled" if lag else "clip"
         check_whole(0, max_policy_lag=max_policy_lag)
         check_whole(2, n_slots=n_slots)
         check_whole(1, learner_threads=1 if learner_threads is None else learner_threads)
@@ -210,6 +221,8 @@ class AsyncPPO(PPO):
         assert self.env is not None
         if self._collector is not None and self._collector_settings != self._settings:
             self.close()
+        if self._collector is None:
+            fork_server()  # imports while this process goes on
         # packed before SB3 resets this process's environments
         packed = pack(self.env) if self._collector is None else b""
         begin: dict[str, Any] = {
@@ -361,6 +374,10 @@ class AsyncPPO(PPO):
         self._estimate_again()
         for key, value in rollout_buffer.statistics.items():
             self.logger.record(key, value)
+
+    def _recomputation(self) -> str:
+        once = self.recompute_advantages == "auto" and self.mode != "sync"
+        return "never" if once else super()._recomputation()  # `_estimate` has taken account of the lag
 
     def train(self) -> None:
         """Update the policy with the rollout buffer."""
