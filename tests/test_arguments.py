@@ -326,7 +326,7 @@ CASES: dict[type, dict[str, Any]] = {
     RecurrentPPO: {name: case for name, case in ON_POLICY.items() if not name.startswith("rollout_buffer")},
     GRPO: {name: case for name, case in GROUPS.items() if name in arguments_of(GRPO) and name != "gae_lambda"},
     GSPO: {name: case for name, case in SEQUENCES.items() if name in {*arguments_of(GSPO)} - {"gae_lambda", "dual_clip"}},
-    AsyncPPO: {"advantage": Case("gae"), "policy_loss": Case("decoupled", recompute_advantages="minibatch")},
+    AsyncPPO: {"advantage": Case("gae"), "policy_loss": Case("gspo")},
     RQL: FLOW,
     FMQ: FLOW_MAP,
     FQL: CLONED_FLOW,
@@ -336,7 +336,9 @@ CASES: dict[type, dict[str, Any]] = {
     FlowMapPolicy: POLICY,
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
-COLLECTOR = "of the collector process, which is left out here; tests/test_async_ppo.py shows what it does"
+COLLECTOR = (
+    "of the collector process, which is left out here; tests/test_async_ppo.py and test_collectors.py show what it does"
+)
 NO_CRITIC = "SB3's, documented: there is no critic to estimate with; kept so that a script for PPO runs"
 # What has no effect here, and why
 IDLE: dict[type, dict[str, str]] = {
@@ -344,7 +346,7 @@ IDLE: dict[type, dict[str, str]] = {
     GRPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC},
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
-    | dict.fromkeys(("mode", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
+    | dict.fromkeys(("mode", "n_collectors", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
     **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},
     FlowMapPolicy: {},
 }

@@ -114,7 +114,7 @@ class Watched(AsyncPPO):
             for version in np.unique(one["versions"]):
                 policy = PPO("MlpPolicy", self.env, **SMALL).policy
                 policy.load_state_dict(self.history[version])
-                rows = np.tile(one["versions"] == version, self.n_envs)  # flat is environment by environment
+                rows = (one["versions"] == version).T.ravel()  # flat is environment by environment
                 with th.no_grad():
                     values, log_probs, _ = policy.evaluate_actions(
                         th.from_numpy(one["observations"][rows]), th.from_numpy(one["actions"][rows]).flatten()
@@ -231,14 +231,14 @@ def test_lockstep() -> None:
     assert (np.array(callback.rewards) == np.array(callback.numbers)).all()
 
     # ended by a callback, with a rollout on its way
-    pid = model._collector.pid
+    pid = model._collectors.pids[0]
     stopped = Record(at=20, action=lambda _: False)
     model.learn(10 * 32, callback=stopped)
-    assert (stopped.steps, stopped.rollouts, model.num_timesteps) == (20, 1, 40) and model._collector.outstanding == []
+    assert (stopped.steps, stopped.rollouts, model.num_timesteps) == (20, 1, 40) and model._collectors.outstanding == []
     # again, in the same process
     before = model.policy_version
     model.learn(3 * 32)
-    assert model.policy_version == before + 3 and model._collector.pid == pid
+    assert model.policy_version == before + 3 and model._collectors.pids[0] == pid
     assert [int(one["version"] - one["versions"].max()) for one in model.kept[-3:]] == [0, 1, 1]
     assert children(pid) == set()
     model.close()
@@ -355,7 +355,7 @@ def test_an_exception_in_the_collector_is_raised_in_learn(tmp_path: Path) -> Non
     with pytest.raises(CollectorError, match="ZeroDivisionError: the wheel is off") as caught:
         model.learn(10 * 32)
     assert isinstance(caught.value.__cause__, ZeroDivisionError) and "in step" in str(caught.value)
-    assert model._collector is None and children(os.getpid()) == set()
+    assert model._collectors is None and children(os.getpid()) == set()
     # as good as new
     model.save(tmp_path / "model")
     env.set_attr("trouble", None)
@@ -370,7 +370,7 @@ def test_a_killed_collector_is_named() -> None:
 
     def kill(model: AsyncPPO) -> None:
         since.append(time.monotonic())
-        os.kill(model._collector.pid, signal.SIGKILL)
+        os.kill(model._collectors.pids[0], signal.SIGKILL)
 
     with pytest.raises(CollectorError, match=r"collector process \(pid \d+\) died: it was killed by SIGKILL"):
         model.learn(20 * 32, callback=Record(at=20, action=kill))
@@ -401,7 +401,7 @@ class Named(gym.Wrapper):
 def tell(local, _):
     if local["self"].num_timesteps > 4 * 64:  # llvmlite loses a KeyboardInterrupt while it compiles
         # not `print`, which Ctrl-C can part from its line's end
-        os.write(1, b"learning %d\\n" % local["self"]._collector.pid)
+        os.write(1, b"learning %d\\n" % local["self"]._collectors.pids[0])
     return True
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
@@ -409,7 +409,7 @@ model = AsyncPPO("MlpPolicy", Named(Clock(sleep=1e-3)), n_steps=64, n_epochs=1, 
 try:
     model.learn(10**6, callback=tell)
 except KeyboardInterrupt:
-    print("interrupted", model._collector, flush=True)
+    print("interrupted", model._collectors, flush=True)
 model.learn(10**6, callback=tell)
 """
 
@@ -484,12 +484,12 @@ def test_environments_that_cannot_be_moved_come_as_a_function() -> None:
 
     model = AsyncPPO("MlpPolicy", lambda: VecNormalize(clock_processes()), **SMALL)
     model.learn(2 * 32)
-    collector = model._collector
-    processes = children(collector.pid)
+    (collector,) = model._collectors.pids
+    processes = children(collector)
     assert len(processes) == 2
     assert model.get_vec_normalize_env().obs_rms.count > 2 * 32  # came back
     model.close()
-    assert all(gone(pid) for pid in (collector.pid, *processes))
+    assert all(gone(pid) for pid in (collector, *processes))
     model.env.close()
 
 
@@ -499,7 +499,7 @@ def test_save_load_and_evaluate(tmp_path: Path) -> None:
     evaluate_policy(model, model.get_env(), n_eval_episodes=1)
     model.save(tmp_path / "model")
     loaded = AsyncPPO.load(tmp_path / "model", env=DummyVecEnv([lambda: gym.make("CartPole-v1")]), device="cpu")
-    assert (loaded.mode, loaded.max_policy_lag, loaded.policy_version) == ("free", 7, 4) and loaded._collector is None
+    assert (loaded.mode, loaded.max_policy_lag, loaded.policy_version) == ("free", 7, 4) and loaded._collectors is None
     observation = np.zeros((5, 4), np.float32)
     np.testing.assert_array_equal(*(one.predict(observation, deterministic=True)[0] for one in (model, loaded)))
     model.policy.log_std_is_new = True  # attributes that are not weights do not matter
@@ -507,7 +507,7 @@ def test_save_load_and_evaluate(tmp_path: Path) -> None:
     model.learn(2 * 16)
     model.set_parameters(parameters)
     model.learn(16)  # from these weights
-    pid = model._collector.pid
+    pid = model._collectors.pids[0]
     model.set_env(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
     assert gone(pid)
 
@@ -571,4 +571,4 @@ def test_weights_are_refused_when_the_policy_was_changed() -> None:
     model.policy.value_net = th.nn.Linear(64, 1).double()
     with pytest.raises(ValueError, match="names, shapes or types"):
         model.learn(32)
-    assert model._collector is None
+    assert model._collectors is None

@@ -219,4 +219,4 @@ def test_a_pass_of_asyncppo_is_undone():
     with pytest.raises(FloatingPointError, match="Pass 1 over a rollout broke"):
         model.learn(64)
     assert_same(dict(model.policy.state_dict()), before)
-    assert model._collector is None
+    assert model._collectors is None

@@ -17,7 +17,14 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
 
-from sb3_flow.collect.environment_transfer import normalisers, set_coming_reset, set_normalisers, unpack
+from sb3_flow.collect.environment_transfer import (
+    normalisers,
+    record_normalisers,
+    recorded_normalisers,
+    set_coming_reset,
+    set_normalisers,
+    unpack,
+)
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
@@ -25,7 +32,7 @@ from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.finite import decide
 
 SIGNALS = ("heartbeat", "cancelled")
-"""Numbers in shared memory: steps that the collector has made; 1 while the learner takes its requests back."""
+"""Numbers of each collector in shared memory: steps that it has made; 1 while the learner takes its requests back."""
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 GRACE = 5.0  # seconds in which the collector may end by itself, after the learner is gone
 
@@ -113,9 +120,9 @@ class Worker:
 
     def __init__(self, channel: Channel, descriptor: int, setup: dict[str, Any]):
         self.channel = channel
-        layout = setup["layout"]
+        layout, number = setup["layout"], setup["number"]
         block = attach(descriptor, layout.size)
-        self.heartbeat, self.cancelled = (layout.view(block, name) for name in SIGNALS)
+        self.heartbeat, self.cancelled = (layout.view(block, name)[number : number + 1] for name in SIGNALS)
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
         self.policy = policy_class(*arguments, no_learning, **kwargs)
         self.policy.set_training_mode(False)
@@ -127,12 +134,12 @@ class Worker:
         self.generator = np.random.default_rng(0) if setup["native"] else None
         self.weights = PublishedWeights(self.policy, layout, block)
         self.spec = setup["spec"]
-        self.rollouts = [Rollout(self.spec, layout, block, number) for number in range(setup["n_slots"])]
+        self.rollouts = [Rollout(self.spec, layout, block, slot, number) for slot in range(setup["n_slots"])]
         self.fresh: bool = setup["fresh"]  # take the freshest weights at each step, not the same for the whole rollout
         self.sde_sample_freq: int = setup["sde_sample_freq"]
         self.env = unpack(setup["env"])
         self.observation: Any = None
-        self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
+        self.episode_starts = np.ones(self.spec.share, dtype=bool)
 
     def run(self) -> None:
         """Answer the learner's requests until the learner closes the pipe."""
@@ -162,28 +169,40 @@ class Worker:
             self.generator = self.generator and np.random.default_rng(random)
         else:
             set_random_state(random, self.generator)
-        set_normalisers(self.env, statistics)
+        self._set_statistics(statistics)
         if reset or self.observation is None:
             set_coming_reset(self.env, coming_reset)
             self.observation = self.env.reset()
-            self.episode_starts = np.ones(self.spec.n_envs, dtype=bool)
-        self.channel.send("begun", normalisers(self.env))
+            self.episode_starts = np.ones(self.spec.share, dtype=bool)
+        self.channel.send("begun", self._statistics())
 
-    def collect(self, waited: float, number: int, state: RandomState | None) -> None:
+    def _set_statistics(self, statistics: list[dict[str, Any]]) -> None:
+        set_normalisers(self.env, statistics)
+        if self.spec.n_collectors > 1:
+            record_normalisers(self.env)
+
+    def _statistics(self) -> list[dict[str, Any]]:
+        """Read the statistics of the normalisers; with several collectors, what came to them since they were set."""
+        return normalisers(self.env) if self.spec.n_collectors == 1 else recorded_normalisers(self.env)
+
+    def collect(self, waited: float, number: int, state: RandomState | None, statistics: list[dict[str, Any]] | None) -> None:
         """
         Fill a slot, unless the learner cancels the request.
 
         :param waited: seconds for which the collector waited for this request
         :param number: number of the slot
         :param state: state of the random generators, None to leave them
+        :param statistics: statistics of the normalisers, None to leave them
         """
         if state is not None:
             set_random_state(state, self.generator)
+        if statistics is not None:
+            self._set_statistics(statistics)
         rollout, infos = self.rollouts[number], []
         rollout.begin()
         version = self.weights.read()
         if self.policy.use_sde:
-            self.policy.reset_noise(self.spec.n_envs)
+            self.policy.reset_noise(self.spec.share)
         for step in range(self.spec.n_steps):
             if self.cancelled[0] or self.channel.closed.is_set():
                 self.channel.send("cancelled", number)
@@ -191,9 +210,9 @@ class Worker:
             if self.fresh and self.weights.changed:
                 version = self.weights.read()
                 if self.policy.use_sde:  # the noise is drawn from the weights
-                    self.policy.reset_noise(self.spec.n_envs)
+                    self.policy.reset_noise(self.spec.share)
             if self.policy.use_sde and self.sde_sample_freq > 0 and step % self.sde_sample_freq == 0:
-                self.policy.reset_noise(self.spec.n_envs)
+                self.policy.reset_noise(self.spec.share)
             actions, values, log_probs = decide(self.act, self.policy, self.observation)
             rollout.put_observation(step, self.observation)
             rollout.episode_starts[step], rollout.versions[step] = self.episode_starts, version
@@ -208,7 +227,7 @@ class Worker:
         rollout.put_observation(self.spec.n_steps, self.observation)
         news = {
             "infos": infos,
-            "normalisers": normalisers(self.env),
+            "normalisers": self._statistics(),
             "waited": waited,
             "reward_dtype": rewards.dtype.str,
             "random_state": None if state is None else random_state(self.generator),

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
 # attribute of a VecEnv that a user's function made: the function, which the collector calls once more
@@ -34,9 +36,9 @@ def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:
     return env
 
 
-def comes_from_function(env: VecEnv) -> bool:
-    """Say whether :func:`made_by` made an environment."""
-    return any(FACTORY in vars(link) for link in chain(env))
+def factory_of(env: VecEnv) -> Callable[[], Any] | None:
+    """Find the function by which :func:`made_by` made an environment; None if it was made otherwise."""
+    return next((vars(link)[FACTORY] for link in chain(env) if FACTORY in vars(link)), None)
 
 
 def pack(env: VecEnv) -> bytes:
@@ -45,7 +47,7 @@ def pack(env: VecEnv) -> bytes:
 
     :raises TypeError: if the environment cannot be moved
     """
-    factory = next((vars(link)[FACTORY] for link in chain(env) if FACTORY in vars(link)), None)
+    factory = factory_of(env)
     *wrappers, innermost = chain(env)
     # VecEnvWrapper looks up unknown attributes in the wrapped environment, which it does not have while a pickle is read
     left_out = ("venv", "class_attributes")
@@ -108,3 +110,50 @@ def set_normalisers(env: VecEnv, states: list[dict[str, Any]]) -> None:
     for wrapper, state in zip(found, states, strict=True):
         for name, value in state.items():
             setattr(wrapper, name, value)
+
+
+class RecordedMeanStd(RunningMeanStd):
+    """
+    Running statistics that also keep the statistics of what came since they were copied.
+
+    :param start: statistics to begin with, which are copied
+    """
+
+    def __init__(self, start: RunningMeanStd):
+        super().__init__(shape=start.mean.shape)
+        self.mean, self.var, self.count = start.mean.copy(), start.var.copy(), start.count
+        self.news = RunningMeanStd(epsilon=0.0, shape=start.mean.shape)
+
+    def update_from_moments(self, batch_mean: np.ndarray, batch_var: np.ndarray, batch_count: float) -> None:
+        """Add the moments of a batch."""
+        super().update_from_moments(batch_mean, batch_var, batch_count)
+        self.news.update_from_moments(batch_mean, batch_var, batch_count)
+
+
+def _changed(env: VecEnv, change: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    """Apply a function to each running statistic of each normaliser around an environment."""
+    states = normalisers(env)
+    for state in states:
+        for name, found in state.items():
+            state[name] = {key: change(part) for key, part in found.items()} if isinstance(found, dict) else change(found)
+    return states
+
+
+def record_normalisers(env: VecEnv) -> None:
+    """Begin to keep apart what comes to the statistics of the normalisers from now on."""
+    set_normalisers(env, _changed(env, RecordedMeanStd))
+
+
+def recorded_normalisers(env: VecEnv) -> list[dict[str, Any]]:
+    """Read what came to the statistics of the normalisers since :func:`record_normalisers`."""
+    return _changed(env, lambda statistic: statistic.news)
+
+
+def merge_normalisers(env: VecEnv, news: list[dict[str, Any]]) -> None:
+    """Add what came to the statistics of another process, see :func:`recorded_normalisers`, by the parallel variance."""
+    for state, added in zip(normalisers(env), news, strict=True):
+        for name, part in added.items():
+            pairs = [(state[name][key], part[key]) for key in part] if isinstance(part, dict) else [(state[name], part)]
+            for statistic, other in pairs:
+                if other.count > 0:
+                    statistic.combine(other)

@@ -201,8 +201,9 @@ def serve(channel: int) -> None:
     """
     wake_with_parent()
     descriptors = _serve(socket.socket(fileno=channel))
-    if descriptors is not None:
-        run_collector(*descriptors)
+    if descriptors is None:
+        os._exit(0)  # the interpreter's end would take its time
+    run_collector(*descriptors)
 
 
 def _serve(channel: socket.socket) -> tuple[int, int] | None:

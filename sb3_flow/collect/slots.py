@@ -17,7 +17,8 @@ class RolloutSpec:
     Hold the shapes and types of a rollout.
 
     :param n_steps: steps of each environment
-    :param n_envs: number of environments
+    :param n_envs: number of environments of all collectors
+    :param n_collectors: number of collectors, each with an equal share of the environments
     :param observations: shape and dtype of an observation, by key; the only key is "" if observations are not Dicts
     :param action: shape and dtype of an action as the policy samples it
     :param real: dtype of the policy's values and log-probabilities
@@ -25,9 +26,15 @@ class RolloutSpec:
 
     n_steps: int
     n_envs: int
+    n_collectors: int
     observations: dict[str, tuple[tuple[int, ...], str]]
     action: tuple[tuple[int, ...], str]
     real: str
+
+    @property
+    def share(self) -> int:
+        """Return the number of environments of a collector."""
+        return self.n_envs // self.n_collectors
 
     @staticmethod
     def parts(observation: Observation) -> dict[str, np.ndarray]:
@@ -41,24 +48,32 @@ class RolloutSpec:
 
 class Rollout:
     """
-    Hold a rollout in a slot of shared memory. Arrays are time-major:
+    Hold a rollout in a slot of shared memory: the learner's view of all environments, or a collector's view of its share of
+    them. Arrays are time-major:
 
     - ``observations``: by key, ``n_steps + 1``; the last observation follows the last step
     - ``actions``, ``rewards`` (as the environments paid them), ``terminated``, ``truncated``, ``episode_starts``
     - ``log_probs``, ``values``: numbers of the policy that acted, both from the same forward pass
-    - ``versions``: version of this policy, at each step
-    - ``final_places``, ``final_observations``: step and environment of each episode's end, and the episode's last observation,
-      which the next episode's first observation replaces in ``observations``; the first ``counts[0]`` entries are in use
+    - ``versions``: version of this policy
+    - ``final_places``, ``final_observations``, for each collector: step and environment (of its share) of each episode's end,
+      and the episode's last observation, which the next episode's first observation replaces in ``observations``; the first
+      ``counts`` entries are in use
 
     :param spec: shapes
     :param layout: layout of the block, see :meth:`reserve`
     :param block: the shared memory
     :param number: number of the slot
+    :param collector: number of the collector whose share is viewed; None for all environments
     """
 
-    def __init__(self, spec: RolloutSpec, layout: Layout, block: mmap.mmap, number: int):
+    def __init__(self, spec: RolloutSpec, layout: Layout, block: mmap.mmap, number: int, collector: int | None = None):
         def view(name: str) -> np.ndarray:
-            return layout.view(block, f"{number}/{name}")
+            whole = layout.view(block, f"{number}/{name}")
+            if collector is None:
+                return whole
+            if name in ("final_places", "counts") or name.startswith("final_observations"):
+                return whole[collector : collector + 1]
+            return whole[:, collector * spec.share : (collector + 1) * spec.share]
 
         self.spec, self.number = spec, number
         self.observations = {key: view(f"observations/{key}") for key in spec.observations}
@@ -74,26 +89,26 @@ class Rollout:
         """Add the arrays of the slot of this number to the layout of a block."""
         rows = (spec.n_steps, spec.n_envs)
         fields: dict[str, tuple[tuple[int, ...], Any]] = {
-            "final_places": ((spec.n_steps * spec.n_envs, 2), np.int64),
-            "counts": ((1,), np.int64),
+            "final_places": ((spec.n_collectors, spec.n_steps * spec.share, 2), np.int64),
+            "counts": ((spec.n_collectors,), np.int64),
             "actions": ((*rows, *spec.action[0]), spec.action[1]),
             "rewards": (rows, np.float64),  # SubprocVecEnv's are
             "terminated": (rows, bool),
             "truncated": (rows, bool),
             "episode_starts": (rows, bool),
-            "versions": ((spec.n_steps,), np.int64),
+            "versions": (rows, np.int64),
             "values": (rows, spec.real),
             "log_probs": (rows, spec.real),
         }
         for key, (shape, dtype) in spec.observations.items():
             fields[f"observations/{key}"] = ((spec.n_steps + 1, spec.n_envs, *shape), dtype)
             # each step may end an episode; room that is not used costs nothing
-            fields[f"final_observations/{key}"] = ((spec.n_steps * spec.n_envs, *shape), dtype)
+            fields[f"final_observations/{key}"] = ((spec.n_collectors, spec.n_steps * spec.share, *shape), dtype)
         for name, (shape, dtype) in fields.items():
             layout.add(f"{number}/{name}", shape, dtype)
 
     def begin(self) -> None:
-        """Forget the ends of the episodes of the previous rollout."""
+        """Forget the ends of the episodes of the previous rollout (a collector's)."""
         self.counts[0] = 0
 
     def put_observation(self, step: int, observation: Observation) -> None:
@@ -108,7 +123,7 @@ class Rollout:
 
     def put_step(self, step: int, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """
-        Write the rewards, ends of episodes and final observations of a step.
+        Write the rewards, ends of episodes and final observations of a step (a collector's).
 
         :return: the infos without the terminal observations, which are in the slot now
         """
@@ -122,8 +137,8 @@ class Rollout:
                 infos[env] = dict(infos[env])
                 place = int(self.counts[0])
                 for key, part in self.spec.parts(infos[env].pop("terminal_observation")).items():
-                    self.final_observations[key][place] = part
-                self.final_places[place] = step, env
+                    self.final_observations[key][0, place] = part
+                self.final_places[0, place] = step, env
                 self.counts[0] = place + 1
         return infos
 
@@ -131,10 +146,15 @@ class Rollout:
         """Copy the observation of a step, see :meth:`put_observation`."""
         return self.spec.whole({key: part[step].copy() for key, part in self.observations.items()})
 
+    def seen(self) -> Observation:
+        """View the observations that the steps followed, without the last."""
+        return self.spec.whole({key: part[:-1] for key, part in self.observations.items()})
+
     def finals(self) -> dict[int, dict[int, Observation]]:
         """Copy the final observations, by step and by environment."""
         found: dict[int, dict[int, Observation]] = {}
-        for place, (step, env) in enumerate(self.final_places[: int(self.counts[0])].tolist()):
-            final = {key: part[place].copy() for key, part in self.final_observations.items()}
-            found.setdefault(step, {})[env] = self.spec.whole(final)
+        for collector, count in enumerate(self.counts.tolist()):
+            for place, (step, env) in enumerate(self.final_places[collector, :count].tolist()):
+                final = {key: part[collector, place].copy() for key, part in self.final_observations.items()}
+                found.setdefault(step, {})[collector * self.spec.share + env] = self.spec.whole(final)
         return found

@@ -18,3 +18,8 @@ def start_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=leave_with_parent, daemon=True).start()  # a killed parent must not leave workers behind
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
