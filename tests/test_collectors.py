@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from test_async_ppo import SMALL, Record, Watched, check_ends, check_estimates, 
 from sb3_flow import PPO, AsyncPPO
 from sb3_flow.collect import CollectorError
 from sb3_flow.collect.environment_transfer import made_by, merge_normalisers, record_normalisers, recorded_normalisers
+from sb3_flow.collect.infos import pack_infos, unpack_infos
 from sb3_flow.collect.shares import Shares
 
 __all__ = ["nothing_is_left"]  # a fixture that every test here uses
@@ -170,6 +172,39 @@ def test_statistics_of_all_collectors_arrive(mode: str) -> None:
     assert found.count == pytest.approx(expected.count) and model.dropped_rollouts == 0
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found.var, expected.var, rtol=1e-6)
+
+
+# --- infos
+
+
+def typed(value: Any) -> Any:
+    """:return: a value with the types in it, which == does not tell apart"""
+    if isinstance(value, dict):
+        return {key: typed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [typed(part) for part in value]
+    return type(value), value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def test_infos_arrive_as_they_were() -> None:
+    everywhere = [1.5, np.float64(0.1), np.float32(0.1), True, np.bool_(False), 7, 2**70, "text", None, np.arange(3)]
+    infos = [
+        [{f"key {number}": value for number, value in enumerate(everywhere)} | {"place": float(place)} for place in range(3)]
+        for _ in range(4)
+    ]
+    infos[1][2] |= {"episode": {"r": 1.0, "l": 2}, "key 0": 3}  # another type than elsewhere
+    del infos[3][0]["key 1"]
+    infos[2][1]["key 2"] = np.float64(2.5)
+    infos[0][0]["place"] = float("nan")
+    packed = pickle.loads(pickle.dumps(pack_infos(infos)))
+    assert sorted(packed.columns) == ["key 3", "key 4", "place"]
+    found = unpack_infos(packed)
+    assert repr(typed(found)) == repr(typed([[{key: info[key] for key in other} for info, other in zip(*rows, strict=True)]
+                                             for rows in zip(infos, found, strict=True)]))  # fmt: skip
+    assert [[set(info) for info in row] for row in infos] == [[set(info) for info in row] for row in found]
+    assert len({id(info) for row in found for info in row}) == 12
+    empty = [[{}, {}], [{}, {"only": 1.0}]]
+    assert unpack_infos(pack_infos(empty)) == empty
 
 
 # --- failures

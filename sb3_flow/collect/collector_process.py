@@ -25,6 +25,7 @@ from sb3_flow.collect.environment_transfer import (
     set_normalisers,
     unpack,
 )
+from sb3_flow.collect.infos import pack_infos
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
@@ -226,7 +227,7 @@ class Worker:
             self.heartbeat[0] += 1
         rollout.put_observation(self.spec.n_steps, self.observation)
         news = {
-            "infos": infos,
+            "infos": pack_infos(infos),
             "normalisers": self._statistics(),
             "waited": waited,
             "reward_dtype": rewards.dtype.str,

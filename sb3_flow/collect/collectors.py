@@ -12,6 +12,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from sb3_flow.collect.collector import Collector
 from sb3_flow.collect.collector_process import GRACE, SIGNALS
 from sb3_flow.collect.fork_server import START_TIMEOUT, environment
+from sb3_flow.collect.infos import Infos, unpack_infos
 from sb3_flow.collect.memory import Layout, attach, reserve
 from sb3_flow.collect.shares import of_share
 from sb3_flow.collect.slots import Rollout, RolloutSpec
@@ -31,9 +32,10 @@ class CollectedRollout(NamedTuple):
     news: list[dict[str, Any]]
     waited: float
 
-    def infos(self, step: int) -> list[dict[str, Any]]:
-        """Return the infos of all environments at a step."""
-        return [info for news in self.news for info in news["infos"][step]]
+    def infos(self) -> Infos:
+        """Return the infos of all environments for each step."""
+        of_collectors = [unpack_infos(news["infos"]) for news in self.news]
+        return [[info for part in parts for info in part] for parts in zip(*of_collectors, strict=True)]
 
 
 class Collectors:

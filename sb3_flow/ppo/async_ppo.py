@@ -24,6 +24,7 @@ from sb3_flow.collect.environment_transfer import (
     set_normalisers,
     unpack,
 )
+from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.shares import Shares
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
@@ -165,6 +166,8 @@ class AsyncPPO(CollectedPPO):
         warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
         self._collectors: Collectors | None = None
         self._collector_settings: tuple[Any, ...] = ()
+        if env is not None and _init_setup_model:
+            fork_server()  # imports while this process builds the model
         if env is not None and n_collectors > 1:
             given["env"] = self._split(partial(maybe_make_env, env, verbose) if isinstance(env, str) else env, verbose)
         super().__init__(**given)

@@ -213,14 +213,18 @@ class CollectedPPO(PPO):
         ends, starts = arrived.rollout.terminated | arrived.rollout.truncated, arrived.rollout.episode_starts.copy()
         judged = arrived.rollout.actions, arrived.rollout.values, arrived.rollout.log_probs
         all_actions, all_values, all_log_probs = (column.copy() for column in judged)
-        all_infos = [arrived.infos(n_steps) for n_steps in range(n_rollout_steps)]
+        all_infos = arrived.infos()
         del arrived, judged  # a callback keeps `locals`, and with the rollout it would keep the shared memory
+        values_by_step, log_probs_by_step = (
+            th.from_numpy(all_values)[..., None].unbind(),
+            th.from_numpy(all_log_probs).unbind(),
+        )
         bounded = bounded_actions(self.policy, self.action_space, all_actions)
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
             self._draw_noise(n_steps)
             actions, clipped_actions, rewards = all_actions[n_steps], bounded[n_steps], all_rewards[n_steps]
-            values, log_probs = th.from_numpy(all_values[n_steps])[:, None], th.from_numpy(all_log_probs[n_steps])
+            values, log_probs = values_by_step[n_steps], log_probs_by_step[n_steps]
             new_obs, dones, infos = self._slot(slot).observation(n_steps + 1), ends[n_steps], all_infos[n_steps]
             for number, observation in final.get(n_steps, {}).items():
                 infos[number]["terminal_observation"] = observation

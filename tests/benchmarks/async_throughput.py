@@ -1,5 +1,5 @@
 """
-Environment steps per second of ``learn``: AsyncPPO beside PPO on a task whose steps and updates cost about the same.
+Environment steps per second of ``learn``: AsyncPPO with one and two collectors beside PPO, with the same environments in all.
 
 Run by hand on a machine with nothing else to do, with at least two cores: ``python -m tests.benchmarks.async_throughput``.
 Both learn in turns, round by round, with one torch thread each. The first ``learn`` of each, which starts the collector, is
@@ -10,6 +10,8 @@ import argparse
 import os
 import statistics
 import time
+from functools import partial
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
@@ -32,18 +34,24 @@ def main() -> None:
     th.set_num_threads(1)
     settings = {"n_steps": arguments.n_steps, "batch_size": arguments.batch_size, "n_epochs": arguments.n_epochs}
     settings["backend"] = arguments.backend
-    candidates = {
+    candidates: dict[str, tuple[type[PPO], dict[str, Any]]] = {
         "PPO, GAE": (PPO, {}),
         "PPO, V-trace": (PPO, {"advantage": "vtrace"}),
         "AsyncPPO, lockstep, GAE": (AsyncPPO, {"advantage": "gae"}),
         "AsyncPPO, lockstep": (AsyncPPO, {}),
         "AsyncPPO, free": (AsyncPPO, {"mode": "free"}),
+        "2 collectors, sync": (AsyncPPO, {"mode": "sync", "n_collectors": 2}),
+        "2 collectors, lockstep": (AsyncPPO, {"n_collectors": 2}),
+        "2 collectors, free": (AsyncPPO, {"mode": "free", "n_collectors": 2}),
     }
     steps = arguments.iterations * arguments.n_steps * arguments.n_envs
     models = {}
     for name, (algorithm, kwargs) in candidates.items():
-        env = make_vec_env(arguments.task, n_envs=arguments.n_envs)
-        models[name] = algorithm("MlpPolicy", env, device="cpu", seed=0, **settings, **kwargs)
+        n_envs = arguments.n_envs // kwargs.get("n_collectors", 1)
+        make = partial(make_vec_env, arguments.task, n_envs=n_envs)
+        models[name] = algorithm(
+            "MlpPolicy", make if "n_collectors" in kwargs else make(), device="cpu", seed=0, **settings, **kwargs
+        )
         models[name].learn(arguments.n_steps * arguments.n_envs)
     rates: dict[str, list[float]] = {name: [] for name in models}
     for number in range(arguments.rounds):

@@ -1,10 +1,11 @@
 """
-Wall-clock seconds until the training return reaches a threshold: SB3's PPO, and ours with the same hyperparameters.
+Wall-clock seconds until the training return reaches a threshold, steps per second, and the return after a number of steps.
 
-Run by hand: ``python -m tests.benchmarks.time_to_threshold --tasks CartPole-v1 Pendulum-v1 HalfCheetah-v5 --seeds 3``. Every
-run has a process and a thread of its own, one process at a time, programs in turns. The clock starts with ``learn`` (compiled
-loops come from numba's cache, as in every run but a machine's first) and stops when the mean of the last 20 training episodes
-is at least the threshold. Printed are medians over the seeds, with those of the environment steps that it took.
+Run by hand: ``python -m tests.benchmarks.time_to_threshold --tasks CartPole-v1 Pendulum-v1 HalfCheetah-v5 --seeds 3``. SB3's
+PPO, ours and AsyncPPO have the same hyperparameters and 8 environments. Every run has a process of its own with a thread of
+torch, one run at a time, programs in turns. The clock starts with ``learn``, so that the start of collectors counts; compiled
+loops come from numba's cache, as in every run but a machine's first. The threshold is reached when the mean of the last 20
+training episodes is at least that. Printed are medians over the seeds.
 """
 
 import argparse
@@ -14,83 +15,123 @@ import statistics
 import subprocess
 import sys
 
-# threshold, most steps, arguments; all with 8 environments
-TASKS: dict[str, tuple[float, int, dict[str, float]]] = {
-    "CartPole-v1": (475, 300_000, {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.98, "learning_rate": 1e-3}),
-    "Pendulum-v1": (-200, 600_000, {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "learning_rate": 1e-3}),
+# threshold, steps after which the return is taken, most steps, arguments
+TASKS: dict[str, tuple[float, int, int, dict[str, float]]] = {
+    "CartPole-v1": (
+        475,
+        30_000,
+        300_000,
+        {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.98, "learning_rate": 1e-3},
+    ),
+    "Pendulum-v1": (
+        -200,
+        100_000,
+        600_000,
+        {"n_steps": 128, "batch_size": 256, "n_epochs": 10, "gamma": 0.9, "learning_rate": 1e-3},
+    ),
     # with VecNormalize, and policy_kwargs of rl-zoo's PPO for this task
-    "HalfCheetah-v5": (2000, 500_000, {"n_steps": 256, "batch_size": 64, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.92}),
+    "HalfCheetah-v5": (
+        2000,
+        200_000,
+        500_000,
+        {"n_steps": 256, "batch_size": 64, "n_epochs": 10, "gamma": 0.98, "gae_lambda": 0.92},
+    ),
+}
+
+# class, arguments, collectors
+PROGRAMS: dict[str, tuple[str, dict[str, object], int]] = {
+    "SB3": ("stable_baselines3.PPO", {}, 0),
+    "ours": ("sb3_flow.PPO", {"backend": "native"}, 0),
+    "ours, torch": ("sb3_flow.PPO", {"backend": "torch"}, 0),
+    "1 collector": ("sb3_flow.AsyncPPO", {"backend": "native"}, 1),
+    "1 collector, estimating each epoch": (
+        "sb3_flow.AsyncPPO",
+        {"backend": "native", "recompute_advantages": "epoch"},
+        1,
+    ),
+    "1 collector, clip": ("sb3_flow.AsyncPPO", {"backend": "native", "policy_loss": "clip"}, 1),
+    "2 collectors": ("sb3_flow.AsyncPPO", {"backend": "native"}, 2),
+    "2 collectors, sync": ("sb3_flow.AsyncPPO", {"backend": "native", "mode": "sync"}, 2),
 }
 
 PROGRAM = """
-import json, time
+import importlib, json, time
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 torch.set_num_threads(1)
-if program == "SB3":
-    from stable_baselines3 import PPO
-elif program == "ours, asynchronous":
-    from sb3_flow import AsyncPPO as PPO
-else:
-    from sb3_flow import PPO
+module, _, name = program.rpartition(".")
+algorithm = getattr(importlib.import_module(module), name)
 
 class Until(BaseCallback):
-    reached = False
+    seconds, steps, later, speed = None, None, None, None
     def _on_step(self):
-        return not self.reached
+        return self.seconds is None or self.later is None
     def _on_rollout_end(self):
+        now = time.perf_counter() - start
         returns = [one["r"] for one in list(self.model.ep_info_buffer)[-20:]]
-        self.reached = len(returns) == 20 and np.mean(returns) >= threshold
-        self.seconds = time.perf_counter() - start
+        if self.seconds is None and len(returns) == 20 and np.mean(returns) >= threshold:
+            self.seconds, self.steps = now, self.num_timesteps
+        if self.later is None and self.num_timesteps >= at:
+            self.later, self.speed = float(np.mean(returns)), self.num_timesteps / now
 
-env = make_vec_env(task, n_envs=8, seed=seed)
+def make():
+    env = make_vec_env(task, n_envs=8 // max(n_collectors, 1))
+    return VecNormalize(env, gamma=settings["gamma"]) if task == "HalfCheetah-v5" else env
+
 if task == "HalfCheetah-v5":
-    env = VecNormalize(env, gamma=settings["gamma"])
     settings["policy_kwargs"] = {"log_std_init": -2.0, "ortho_init": False, "activation_fn": torch.nn.ReLU}
-if program.startswith("ours"):
-    settings["backend"] = "torch" if program == "ours, torch" else "native"
-model = PPO("MlpPolicy", env, seed=seed, device="cpu", **settings)
+if n_collectors:
+    settings["n_collectors"] = n_collectors
+model = algorithm("MlpPolicy", make if n_collectors else make(), seed=seed, device="cpu", **settings)
 until, start = Until(), time.perf_counter()
 model.learn(most, callback=until)
-print(json.dumps([until.seconds if until.reached else None, model.num_timesteps]))
+print(json.dumps([until.seconds, until.steps, until.later, until.speed]))
 """
 
 
-def run(program: str, task: str, seed: int) -> tuple[float | None, int]:
-    """:return: seconds, None if the threshold was not reached; environment steps"""
-    threshold, most, settings = TASKS[task]
-    names = {"program": program, "task": task, "seed": seed, "threshold": threshold, "most": most, "settings": settings}
+def run(program: str, task: str, seed: int) -> tuple[float, float, float, float]:
+    """:return: seconds and steps to the threshold, infinite if it was not reached; return and steps per second later"""
+    threshold, at, most, settings = TASKS[task]
+    algorithm, options, n_collectors = PROGRAMS[program]
+    names = {"program": algorithm, "n_collectors": n_collectors, "task": task, "seed": seed, "threshold": threshold}
+    names |= {"at": at, "most": most, "settings": {**settings, **options}}
     header = "\n".join(f"{name} = {value!r}" for name, value in names.items())
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", header + PROGRAM], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", header + PROGRAM], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{program}: {done.stderr[-2000:]}")
-    seconds, steps = json.loads(done.stdout.strip().splitlines()[-1])
-    return seconds, steps
+    seconds, steps, later, speed = json.loads(done.stdout.strip().splitlines()[-1])
+    return seconds or float("inf"), steps or float("inf"), later, speed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--programs", nargs="+", default=["SB3", "ours", "ours, asynchronous"])
+    parser.add_argument(
+        "--programs", nargs="+", default=["SB3", "ours", "1 collector", "2 collectors"], choices=list(PROGRAMS)
+    )
     arguments = parser.parse_args()
     for task in arguments.tasks:
-        found: dict[str, list[tuple[float | None, int]]] = {name: [] for name in arguments.programs}
+        found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in arguments.programs}
         for seed in range(arguments.seeds):
             for name in arguments.programs:
                 found[name].append(run(name, task, seed))
-        print(f"\n{task}, to a training return of {TASKS[task][0]:g}: medians of {arguments.seeds} seeds", flush=True)
+                print(f"{task} seed {seed} {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+        threshold, at = TASKS[task][:2]
+        print(f"\n{task}, medians of {arguments.seeds} seeds (each seed)")
+        print(f"{'':<36} {f'seconds to {threshold:g}':<28} {'steps':>6}   {f'return at {at // 1000}k':<34} steps/s")
         for name, runs in found.items():
-            times = [float("inf") if seconds is None else seconds for seconds, _ in runs]
-            each = ", ".join("not reached" if seconds is None else f"{seconds:.0f}" for seconds, _ in runs)
-            steps = statistics.median(count for _, count in runs)
-            print(f"  {name:<20} {statistics.median(times):7.1f} s  {steps / 1000:6.0f}k steps   (each: {each})", flush=True)
+            seconds, steps, later, speed = zip(*runs, strict=True)
+            to = f"{statistics.median(seconds):.1f} ({', '.join(f'{one:.0f}' for one in seconds)})"
+            returns = f"{statistics.median(later):.0f} ({', '.join(f'{one:.0f}' for one in later)})"
+            thousands = statistics.median(steps) / 1000
+            print(f"{name:<36} {to:<28} {thousands:5.0f}k   {returns:<34} {statistics.median(speed):.0f}", flush=True)
 
 
 if __name__ == "__main__":
