@@ -146,7 +146,7 @@ class CollectedPPO(PPO):
         """
         collectors = self._collectors
         assert collectors is not None
-        ahead = {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
+        ahead = self._ahead(consuming)
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
         needed = max(needed, 1 - consuming)  # the awaited rollout is needed even if a callback has changed the counters
         assert self.env is not None
@@ -155,6 +155,10 @@ class CollectedPPO(PPO):
             collectors.weights.write(self.policy_version)
             only = self.mode == "sync" and self.n_collectors == 1
             collectors.request(self._random_states()[0] if only else None, statistics)
+
+    def _ahead(self, consuming: int) -> int:
+        """Return the number of rollouts that may be asked for, beside those that have arrived and are not counted yet."""
+        return {"sync": 1 - consuming, "lockstep": 1, "free": self.n_slots - consuming}[self.mode]
 
     def _next_rollout(self) -> CollectedRollout:
         """Wait for the next rollout that is not too old."""
