@@ -149,7 +149,9 @@ class PolicyGradient(WithReference):
         check_scheduled(self._current_progress_remaining, learning_rate=self.policy.optimizer.param_groups[0]["lr"])
         clip = self._clip_ranges()
         buffer = self.rollout_buffer
-        recompute = self._recomputation()
+        # V-trace is GAE until the policy has moved, so it corrects nothing before the second epoch
+        recompute = self.recompute_advantages
+        recompute = ("epoch" if self.advantage == "vtrace" else "never") if recompute == "auto" else recompute
         if self.policy_loss == "decoupled":
             buffer.prepare()
             buffer.proximal_log_probs = self._evaluate_rollout()[1]
@@ -175,13 +177,6 @@ class PolicyGradient(WithReference):
                         print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
                     break
         self._log(passes, clip)
-
-    def _recomputation(self) -> str:
-        """Say when advantages are estimated again: "never", or after an "epoch" or a "minibatch"."""
-        if self.recompute_advantages != "auto":
-            return self.recompute_advantages
-        # V-trace is GAE until the policy has moved, so it corrects nothing before the second epoch
-        return "epoch" if self.advantage == "vtrace" else "never"
 
     def _epoch(
         self, steps: FlatAdam, clip: dict[str, Any], by_episode: bool, recompute: bool

@@ -91,7 +91,7 @@ class AsyncPPO(CollectedPPO):
         and else "vtrace"
     :param policy_loss: one of PPO's, or "auto": "clip" in mode "sync", and else "decoupled"
     :param recompute_advantages: as for PPO, but "auto" is "never" where there may be lag: when a rollout arrives, advantages
-        are estimated with the present networks
+        are estimated with the present networks. Models keep what was chosen, also models that were saved when "auto" was PPO's
     """
 
     def __init__(
@@ -150,6 +150,8 @@ class AsyncPPO(CollectedPPO):
             given["advantage"] = "vtrace" if lag else "gae"
         if policy_loss == "auto":
             given["policy_loss"] = "decoupled" if lag else "clip"
+        if recompute_advantages == "auto" and lag:
+            given["recompute_advantages"] = "never"  # a rollout is estimated with the present networks when it arrives
         check_whole(1, n_collectors=n_collectors)
         check_whole(0, max_policy_lag=max_policy_lag)
         check_whole(2, n_slots=n_slots)

@@ -262,10 +262,6 @@ class CollectedPPO(PPO):
         for key, value in rollout_buffer.statistics.items():
             self.logger.record(key, value)
 
-    def _recomputation(self) -> str:
-        once = self.recompute_advantages == "auto" and self.mode != "sync"
-        return "never" if once else super()._recomputation()  # `_estimate` has taken account of the lag
-
     def train(self) -> None:
         """Update the policy with the rollout buffer."""
         super().train()
