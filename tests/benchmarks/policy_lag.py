@@ -10,9 +10,6 @@ keeps a row for each run, and the same command goes on from there.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import numpy as np
 
 from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
 from tests.benchmarks.time_to_threshold import TASKS as SETTINGS
+from tests.benchmarks.time_to_threshold import told_by
 
 # steps; the arguments are those of ``time_to_threshold``, and Hopper has those of HalfCheetah
 STEPS = {"HalfCheetah-v5": 200_000, "CartPole-v1": 60_000, "Pendulum-v1": 150_000, "Hopper-v5": 200_000}
@@ -68,14 +66,7 @@ def run(task: str, lag: int, loss: str, seed: int) -> list[float]:
     """:return: mean return of the last 20 training episodes, at each quarter of the steps"""
     settings = SETTINGS["HalfCheetah-v5" if task == "Hopper-v5" else task][3] | (LOSSES[loss] if lag else {})
     names = {"task": task, "lag": lag, "seed": seed, "steps": STEPS[task], "settings": settings}
-    header = "\n".join(f"{name} = {value!r}" for name, value in names.items())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", header + PROGRAM], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{task}, lag {lag}, {loss}: {done.stderr[-2000:]}")
-    returns: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    returns: list[float] = told_by(PROGRAM, names)
     return returns
 
 

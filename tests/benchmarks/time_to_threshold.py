@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+from typing import Any
 
 # threshold, steps after which the return is taken, most steps, arguments
 TASKS: dict[str, tuple[float, int, int, dict[str, float]]] = {
@@ -92,20 +93,24 @@ print(json.dumps([until.seconds, until.steps, until.later, until.speed]))
 """
 
 
+def told_by(program: str, names: dict[str, Any]) -> Any:
+    """:return: what a program, given values by name, prints last, as JSON; it has a process and one thread of its own"""
+    header = "\n".join(f"{name} = {value!r}" for name, value in names.items())
+    command = [sys.executable, "-W", "ignore", "-c", header + program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{names}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
 def run(program: str, task: str, seed: int) -> tuple[float, float, float, float]:
     """:return: seconds and steps to the threshold, infinite if it was not reached; return and steps per second later"""
     threshold, at, most, settings = TASKS[task]
     algorithm, options, n_collectors = PROGRAMS[program]
     names = {"program": algorithm, "n_collectors": n_collectors, "task": task, "seed": seed, "threshold": threshold}
     names |= {"at": at, "most": most, "settings": {**settings, **options}}
-    header = "\n".join(f"{name} = {value!r}" for name, value in names.items())
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", header + PROGRAM], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{program}: {done.stderr[-2000:]}")
-    seconds, steps, later, speed = json.loads(done.stdout.strip().splitlines()[-1])
+    seconds, steps, later, speed = told_by(PROGRAM, names)
     return seconds or float("inf"), steps or float("inf"), later, speed
 
 
