@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ import torch as th
 from async_environments import Clock, clocks
 from gymnasium import spaces
 from on_policy import DICT, Walk, assert_same_weights, learned, walks
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
-from test_async_ppo import SMALL, Record, Watched, check_ends, check_estimates, children, nothing_is_left, shared_blocks
+from test_async_ppo import (
+    SMALL,
+    Record,
+    Watched,
+    check_ends,
+    check_estimates,
+    check_lag_bounds,
+    children,
+    nothing_is_left,
+    shared_blocks,
+    without_times,
+)
 
 from sb3_flow import PPO, AsyncPPO
 from sb3_flow.collect import CollectorError
@@ -32,14 +43,10 @@ TWO: dict[str, Any] = {**SMALL, "n_collectors": 2}
 
 
 class Seeded(Walk):
-    """A walk whose observations tell the seed, and which ends at steps that the seed decides."""
+    """A walk with a single action: its seed alone decides what happens."""
 
     def __init__(self) -> None:
         super().__init__(spaces.Discrete(1))
-
-
-def logged_without_times(logged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in one.items() if not key.startswith("async/")} for one in logged]
 
 
 def test_sync_is_ppo_with_the_same_environments_in_the_same_order() -> None:
@@ -54,7 +61,7 @@ def test_sync_is_ppo_with_the_same_environments_in_the_same_order() -> None:
         model.learn(96, reset_num_timesteps=False)
         assert model.n_envs == model.get_env().num_envs == 6 and model.num_timesteps == 5 * 96
         weights["last"] = th.tensor(model._last_obs)
-        found.append((weights, logged_without_times(logged)))
+        found.append((weights, [{key: one[key] for key in one if not key.startswith("async/")} for one in logged]))
         if kind is AsyncPPO:
             assert len(model._collectors.pids) == 3
     assert_same_weights(found[1][0], found[0][0])
@@ -72,7 +79,7 @@ def test_two_collectors_repeat_to_the_last_bit(mode: str) -> None:
         weights, logged = learned(model, 4 * 64)
         normaliser = model.get_vec_normalize_env()
         weights |= {"mean": th.tensor(normaliser.obs_rms["a"].mean), "var": th.tensor(normaliser.ret_rms.var)}
-        found.append((weights, logged_without_times(logged)))
+        found.append((weights, [without_times(one) for one in logged]))
         assert len(np.unique(model.rollout_buffer.actions[:, 0])) == 4 * 16  # no two environments act alike
     assert_same_weights(found[1][0], found[0][0])
     assert found[1][1] == found[0][1]
@@ -96,29 +103,9 @@ def test_lockstep() -> None:
     model.learn(2 * 32)
 
 
-class Pause(BaseCallback):
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        time.sleep(self.model.pause)
-
-
 def test_lag_never_exceeds_its_bound() -> None:
-    model = Watched("MlpPolicy", lambda: clocks(1, sleep=2e-4), mode="free", n_slots=3, max_policy_lag=0, **TWO)
-    seen = set()
-    for bound, pause in [(0, 0.1), (1, 0.1), (3, 0.05), (0, 0.0), (2, 0.0)]:
-        model.max_policy_lag, model.pause, model.kept = bound, pause, []
-        before = model.dropped_rollouts
-        model.learn(6 * 32, callback=Pause())
-        assert model.num_timesteps == 6 * 32 and len(model.kept) == 6
-        lags = [int(one["version"] - one["versions"].min()) for one in model.kept]
-        assert max(lags) <= bound
-        seen |= set(lags)
-        if pause:
-            assert (model.dropped_rollouts > before) == (bound < 3)
-        model.check_behaviour()
-    assert {0, 1} <= seen
+    make = partial(clocks, 1, sleep=2e-4)
+    check_lag_bounds(Watched("MlpPolicy", make, mode="free", n_slots=3, max_policy_lag=0, **TWO), 6)
 
 
 # --- VecNormalize

@@ -43,10 +43,6 @@ class Collector:
         # ends the process when the model is forgotten, and at exit
         self._finalizer = weakref.finalize(self, _end, os.getpid(), self._process, self._connection, GRACE)
 
-    def __reduce__(self) -> Any:
-        # a copy that is forgotten would close its descriptors' numbers, which may belong to other files by then
-        raise TypeError("A collector belongs to the process that started it, and can be neither copied nor pickled.")
-
     @property
     def pid(self) -> int:
         """Return the process id."""

@@ -95,6 +95,7 @@ class Collectors:
             raise
 
     def __reduce__(self) -> Any:
+        # a copy that is forgotten would close its descriptors' numbers, which may belong to other files by then
         raise TypeError("Collectors belong to the process that started them, and can be neither copied nor pickled.")
 
     @property
