@@ -106,9 +106,7 @@ def test_a_copy_leaves_the_collector_to_the_original():
         gc.collect()
         assert descriptors() == before
     for way in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(
-            TypeError, match="Collectors belong to the process that started them"
-        ):
+        with pytest.raises(TypeError, match="Collectors belong to the process that started them"):
             way(model._collectors)
     copied = copy.deepcopy(model)
     weights = {key: weight.clone() for key, weight in model.policy.state_dict().items()}
