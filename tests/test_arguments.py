@@ -39,6 +39,7 @@ from sb3_flow import (
 )
 from sb3_flow.common.checks import arguments_of
 from sb3_flow.data import TrajectoryReplayBuffer
+from sb3_flow.ppo.async_ppo import OWN
 
 
 class Refused:
@@ -337,7 +338,7 @@ CASES: dict[type, dict[str, Any]] = {
 }
 NO_GPU = "places on a GPU; without one there is the CPU alone"
 COLLECTOR = (
-    "of the collector process, which is left out here; tests/test_async_ppo.py and test_collectors.py show what it does"
+    "of collectors, which are left out here; tests/test_async_ppo.py, test_collectors.py and test_ray_collectors.py show it"
 )
 NO_CRITIC = "SB3's, documented: there is no critic to estimate with; kept so that a script for PPO runs"
 # What has no effect here, and why
@@ -346,7 +347,7 @@ IDLE: dict[type, dict[str, str]] = {
     GRPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC},
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
-    | dict.fromkeys(("mode", "n_collectors", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"), COLLECTOR),
+    | dict.fromkeys(OWN, COLLECTOR),
     **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},
     FlowMapPolicy: {},
 }

@@ -91,6 +91,16 @@ def test_async_ppo(tmp_path: Path, capsys: Any) -> None:
     assert all("lag_mean" in row for row in rows[2:4])
 
 
+def test_cluster_ppo(capsys: Any) -> None:
+    ray = pytest.importorskip("ray")
+    try:
+        run("cluster_ppo", "--steps", 2048)
+    finally:
+        ray.shutdown()
+    ours, sac = [line for line in capsys.readouterr().out.splitlines() if "return" in line]
+    assert ours.startswith("AsyncPPO, 2 actors: ") and sac.startswith("SAC in a RayVecEnv: 200 steps, return -")
+
+
 def test_custom_callback_tensorboard(tmp_path: Path, capsys: Any) -> None:
     run("custom_callback_tensorboard", "--data-steps", 300, "--steps", 210, "--out", tmp_path)
     out = capsys.readouterr().out

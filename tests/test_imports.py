@@ -82,7 +82,7 @@ import sys, gymnasium
 before = set(gymnasium.registry)
 import sb3_flow
 extras = {"matplotlib", "ogbench", "minari", "h5py", "envpool", "rl_zoo3", "optuna", "sb3_flow.envs", "sb3_flow.plotting"}
-extras |= {"numba", "llvmlite", "scipy", "pandas"}
+extras |= {"numba", "llvmlite", "scipy", "pandas", "ray"}
 print(sorted(extras & set(sys.modules)), sorted(set(gymnasium.registry) - before))
 gymnasium.make("sb3_flow.envs:CartPole-v1")  # the prefix imports the module
 print(len(set(gymnasium.registry) - before), "ogbench" in sys.modules)

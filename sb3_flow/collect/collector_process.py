@@ -1,6 +1,7 @@
 """The collector process: it steps the environments with a replica of the policy and fills rollouts in shared memory."""
 
 import ctypes
+import mmap
 import os
 import pickle
 import queue
@@ -11,7 +12,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch as th
@@ -58,6 +59,16 @@ def set_random_state(state: RandomState, actions: np.random.Generator | None) ->
 def no_learning(_: float) -> float:
     """Return a learning rate for the replica's optimizer, which is never used."""
     return 0.0
+
+
+class Answers(Protocol):
+    """What a worker needs of the way to its learner."""
+
+    closed: threading.Event
+    """Set when nobody waits for answers any more."""
+
+    def send(self, *message: Any) -> None:
+        """Send a message to the learner."""
 
 
 class Channel:
@@ -114,15 +125,14 @@ class Worker:
     """
     Step the environments as the learner asks.
 
-    :param channel: channel to the learner
-    :param descriptor: descriptor of the shared memory
+    :param channel: takes the answers
+    :param block: the memory that the learner, or what sends to it, reads
     :param setup: the learner's first message
     """
 
-    def __init__(self, channel: Channel, descriptor: int, setup: dict[str, Any]):
+    def __init__(self, channel: Answers, block: mmap.mmap, setup: dict[str, Any]):
         self.channel = channel
         layout, number = setup["layout"], setup["number"]
-        block = attach(descriptor, layout.size)
         self.heartbeat, self.cancelled = (layout.view(block, name)[number : number + 1] for name in SIGNALS)
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
         self.policy = policy_class(*arguments, no_learning, **kwargs)
@@ -136,25 +146,25 @@ class Worker:
         self.weights = PublishedWeights(self.policy, layout, block)
         self.spec = setup["spec"]
         self.rollouts = [Rollout(self.spec, layout, block, slot, number) for slot in range(setup["n_slots"])]
+        self.recording: bool = setup["recording"]  # keep apart what comes to the statistics of normalisers
         self.fresh: bool = setup["fresh"]  # take the freshest weights at each step, not the same for the whole rollout
         self.sde_sample_freq: int = setup["sde_sample_freq"]
         self.env = unpack(setup["env"])
         self.observation: Any = None
         self.episode_starts = np.ones(self.spec.share, dtype=bool)
 
-    def run(self) -> None:
-        """Answer the learner's requests until the learner closes the pipe."""
-        self.channel.send("ready")
-        while True:
-            since = time.perf_counter()
-            request = self.channel.receive()
-            if request is None:
-                return
-            kind, *arguments = request
-            if kind == "begin":
-                self.begin(*arguments)
-            else:
-                self.collect(time.perf_counter() - since, *arguments)
+    def answer(self, waited: float, kind: str, *arguments: Any) -> None:
+        """
+        Answer a request of the learner.
+
+        :param waited: seconds for which the collector waited for this request
+        :param kind: "begin" or "collect"
+        :param arguments: see the method of this name
+        """
+        if kind == "begin":
+            self.begin(*arguments)
+        else:
+            self.collect(waited, *arguments)
 
     def begin(self, reset: bool, coming_reset: Any, statistics: list[dict[str, Any]], random: int | RandomState) -> None:
         """
@@ -179,12 +189,12 @@ class Worker:
 
     def _set_statistics(self, statistics: list[dict[str, Any]]) -> None:
         set_normalisers(self.env, statistics)
-        if self.spec.n_collectors > 1:
+        if self.recording:
             record_normalisers(self.env)
 
     def _statistics(self) -> list[dict[str, Any]]:
-        """Read the statistics of the normalisers; with several collectors, what came to them since they were set."""
-        return normalisers(self.env) if self.spec.n_collectors == 1 else recorded_normalisers(self.env)
+        """Read the statistics of the normalisers, or, if that is kept apart, what came to them since they were set."""
+        return recorded_normalisers(self.env) if self.recording else normalisers(self.env)
 
     def collect(self, waited: float, number: int, state: RandomState | None, statistics: list[dict[str, Any]] | None) -> None:
         """
@@ -247,6 +257,16 @@ class Worker:
         return decided
 
 
+def failure(error: BaseException) -> tuple[str, bytes | None, str]:
+    """Make the message that tells of an error which is being handled: the error, if it pickles, and the traceback."""
+    try:
+        original: bytes | None = pickle.dumps(error)
+        pickle.loads(original)  # type: ignore[arg-type]
+    except Exception:
+        original = None
+    return "error", original, traceback.format_exc()
+
+
 def wake_with_parent() -> None:
     """Have Linux wake this process, if it is stopped, when its parent dies, so that this process notices that and ends."""
     if sys.platform == "linux":
@@ -279,16 +299,15 @@ def run_collector(pipe: int, memory: int) -> None:
         setup = channel.receive()
         if setup is not None:
             _move_to(**setup.pop("place"))
-            worker = Worker(channel, memory, setup)
-            worker.run()
+            worker = Worker(channel, attach(memory, setup["layout"].size), setup)
+            channel.send("ready")
+            since = time.perf_counter()
+            while (request := channel.receive()) is not None:
+                worker.answer(time.perf_counter() - since, *request)
+                since = time.perf_counter()
     except BaseException as error:
         status = 1
-        try:
-            original: bytes | None = pickle.dumps(error)
-            pickle.loads(original)  # type: ignore[arg-type]
-        except Exception:
-            original = None
-        channel.send("error", original, traceback.format_exc())
+        channel.send(*failure(error))
         channel.flush()
     try:
         if worker is not None:

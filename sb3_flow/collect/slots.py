@@ -9,6 +9,8 @@ import numpy as np
 from sb3_flow.collect.memory import Layout
 
 Observation = np.ndarray | dict[str, np.ndarray]
+PLAIN = ("actions", "rewards", "terminated", "truncated", "episode_starts", "versions", "values", "log_probs")
+"""Arrays of a rollout with a number, or an action, for each step and environment."""
 
 
 @dataclass
@@ -44,6 +46,27 @@ class RolloutSpec:
     def whole(self, parts: dict[str, np.ndarray]) -> Observation:
         """Put the parts of an observation together."""
         return parts[""] if list(self.observations) == [""] else parts
+
+
+@dataclass
+class Observed:
+    """
+    Hold the observations of a rollout.
+
+    :param spec: shapes
+    :param parts: by key, ``n_steps + 1``; the last observation follows the last step
+    """
+
+    spec: RolloutSpec
+    parts: dict[str, np.ndarray]
+
+    def at(self, step: int) -> Observation:
+        """View the observation that a step follows; that of ``n_steps`` follows the last step."""
+        return self.spec.whole({key: part[step] for key, part in self.parts.items()})
+
+    def before_steps(self) -> Observation:
+        """View all observations but the last."""
+        return self.spec.whole({key: part[:-1] for key, part in self.parts.items()})
 
 
 class Rollout:
@@ -107,6 +130,24 @@ class Rollout:
         for name, (shape, dtype) in fields.items():
             layout.add(f"{number}/{name}", shape, dtype)
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """View all that a collector has filled in, by name, for :meth:`take` elsewhere."""
+        count = int(self.counts[0])
+        found = {name: getattr(self, name) for name in PLAIN} | {"final_places": self.final_places[:, :count]}
+        found |= {f"observations/{key}": part for key, part in self.observations.items()}
+        return found | {f"final_observations/{key}": part[:, :count] for key, part in self.final_observations.items()}
+
+    def take(self, columns: dict[str, np.ndarray]) -> None:
+        """Fill a collector's share in with what :meth:`columns` gave elsewhere."""
+        count = columns["final_places"].shape[1]
+        self.counts[0] = count
+        self.final_places[:, :count] = columns["final_places"]
+        for name in PLAIN:
+            getattr(self, name)[:] = columns[name]
+        for key in self.spec.observations:
+            self.observations[key][:] = columns[f"observations/{key}"]
+            self.final_observations[key][:, :count] = columns[f"final_observations/{key}"]
+
     def begin(self) -> None:
         """Forget the ends of the episodes of the previous rollout (a collector's)."""
         self.counts[0] = 0
@@ -142,13 +183,13 @@ class Rollout:
                 self.counts[0] = place + 1
         return infos
 
-    def observation(self, step: int) -> Observation:
-        """Copy the observation of a step, see :meth:`put_observation`."""
-        return self.spec.whole({key: part[step].copy() for key, part in self.observations.items()})
+    def first(self) -> Observation:
+        """Copy the observation that the first step followed."""
+        return self.spec.whole({key: part[0].copy() for key, part in self.observations.items()})
 
-    def seen(self) -> Observation:
-        """View the observations that the steps followed, without the last."""
-        return self.spec.whole({key: part[:-1] for key, part in self.observations.items()})
+    def observed(self) -> "Observed":
+        """Copy all observations."""
+        return Observed(self.spec, {key: part.copy() for key, part in self.observations.items()})
 
     def finals(self) -> dict[int, dict[int, Observation]]:
         """Copy the final observations, by step and by environment."""

@@ -41,7 +41,8 @@ class PublishedWeights:
         self._stored = layout.view(block, "weights/digest")
         self.module = module
         self._buffers: list[dict[str, th.Tensor]] = []
-        tensors, buffers = named_tensors(module), th.from_numpy(layout.view(block, "weights/buffers"))
+        self._flat = layout.view(block, "weights/buffers")
+        tensors, buffers = named_tensors(module), th.from_numpy(self._flat)
         needed = sum(map(_length, tensors.values()))
         if needed != buffers.shape[1]:
             raise ValueError(f"The published weights take {buffers.shape[1]} bytes, but this module's weights take {needed}.")
@@ -92,6 +93,18 @@ class PublishedWeights:
         for name, stored in self._buffers[number % 2].items():
             stored.copy_(tensors[name])
         self._versions[number % 2] = version
+        self._publications[0] = number
+
+    def written(self) -> tuple[int, bytes, np.ndarray]:
+        """Copy what :meth:`write` published, for :meth:`take` in another place."""
+        current = int(self._publications[0]) % 2
+        return int(self._versions[current]), self._stored.tobytes(), self._flat[current].copy()
+
+    def take(self, version: int, digest: bytes, weights: np.ndarray) -> None:
+        """Publish what :meth:`written` copied in another place."""
+        number = int(self._publications[0]) + 1
+        self._stored[:] = np.frombuffer(digest, dtype=np.uint8)
+        self._flat[number % 2], self._versions[number % 2] = weights, version
         self._publications[0] = number
 
     def read(self) -> int:

@@ -5,7 +5,8 @@ Environments from elsewhere. Importing this package registers OGBench's single t
 
 from sb3_flow.envs import registration as registration  # registers the ids
 from sb3_flow.envs.envpool import EnvPoolVecEnv
+from sb3_flow.envs.ray_vec_env import RayVecEnv
 from sb3_flow.envs.robomimic_task import RobomimicTask
 from sb3_flow.envs.wrappers import SparseReward, SuccessInfo
 
-__all__ = ["EnvPoolVecEnv", "RobomimicTask", "SparseReward", "SuccessInfo"]
+__all__ = ["EnvPoolVecEnv", "RayVecEnv", "RobomimicTask", "SparseReward", "SuccessInfo"]

@@ -28,12 +28,15 @@ from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.shares import Shares
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ray_runtime import connected
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.reference import ReferencePolicy
-from sb3_flow.ppo.collected import CollectedPPO, Mode
+from sb3_flow.ppo.collected import CollectedPPO, Mode, Place
 from sb3_flow.ppo.ppo import PPO
 
+OF_COLLECTORS = ("n_collectors", "collectors", "min_collectors", "ray_options", "collector_timeout")
+OWN = ("mode", *OF_COLLECTORS, "max_policy_lag", "n_slots", "learner_threads")
 SelfAsyncPPO = TypeVar("SelfAsyncPPO", bound="AsyncPPO")
 
 
@@ -73,18 +76,30 @@ class AsyncPPO(CollectedPPO):
     but "env" cannot be stepped or asked, and the rollout buffer is filled after the last step. ``num_timesteps`` counts the
     steps that were learned from.
 
+    **Several machines.** With ``collectors="ray"`` (``pip install 'sb3-flow[ray]'``) collectors are actors of a Ray cluster:
+    of the one that ``ray.init`` connected to, or ``RAY_ADDRESS`` names, or else of a local one. Weights go out once a rollout,
+    rollouts come back as arrays, and with the same seed training is that of processes to the last bit in the modes "sync" and
+    "lockstep". An actor that dies or hangs, with its machine or alone, is counted (``async/lost``) and made anew elsewhere;
+    until then others collect its share beside theirs. An error is raised if fewer than ``min_collectors`` are left for two
+    minutes, if a collector's place loses three in turn without a rollout between, and if the cluster's head does not answer
+    for 20 seconds; then this program leaves the cluster, since Ray ends programs after 60.
+
     **Errors** in a collector make ``learn`` raise :class:`sb3_flow.collect.CollectorError`. After any error and after Ctrl-C
     all collectors are ended, the model stays as it is, and the next ``learn`` starts others. Idle collectors end with
     :meth:`close`, with the model and with the program.
 
     :param env: environment as for PPO, or a function without arguments that makes it, or makes the share of a collector
     :param mode: "lockstep", "free" or "sync"
-    :param n_collectors: number of collector processes, each of which keeps a core busy
+    :param n_collectors: number of collectors, each of which keeps a core busy
+    :param collectors: "process" for processes of this machine, "ray" for actors of a Ray cluster
+    :param min_collectors: least number of Ray's collectors to go on with
+    :param ray_options: options of each collector's actor, e.g. ``{"num_cpus": 2, "resources": {"simulator": 1}}``, see
+        ``ray.actor``; the default is one CPU, and ``scheduling_strategy="SPREAD"``
     :param max_policy_lag: largest lag in mode "free", in updates
     :param n_slots: number of rollouts in shared memory, at least 2: the learner reads a slot, and collectors fill the
         other slots in mode "free", at most one slot in the other modes
-    :param collector_timeout: seconds without a step or a reset of the environments after which a collector is killed and an
-        error is raised
+    :param collector_timeout: seconds without a step or a reset of the environments after which a collector is killed; then a
+        process is missing, which is an error, and an actor is lost
     :param learner_threads: torch's threads in this process during ``learn``, None to leave them; a collector has one thread.
         More threads than idle cores make small networks many times slower
     :param advantage: "vtrace"; "gae", which does not correct for lag; or "auto": "gae" in mode "sync", where there is no lag,
@@ -117,6 +132,9 @@ class AsyncPPO(CollectedPPO):
         target_kl: float | None = None,
         mode: Mode = "lockstep",
         n_collectors: int = 1,
+        collectors: Place = "process",
+        min_collectors: int = 1,
+        ray_options: dict[str, Any] | None = None,
         max_policy_lag: int = 2,
         n_slots: int = 2,
         collector_timeout: float = 60.0,
@@ -139,10 +157,9 @@ class AsyncPPO(CollectedPPO):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        given = arguments_in(
-            locals(), "mode", "n_collectors", "max_policy_lag", "n_slots", "collector_timeout", "learner_threads"
-        )
+        given = arguments_in(locals(), *OWN)
         check_choice(get_args(Mode), mode=mode)
+        check_choice(get_args(Place), collectors=collectors)
         check_choice(("auto", "vtrace", "gae"), advantage=advantage)
         check_choice(("auto", *get_args(PolicyLoss)), policy_loss=policy_loss)
         lag = mode != "sync"
@@ -152,7 +169,9 @@ class AsyncPPO(CollectedPPO):
             given["policy_loss"] = "decoupled" if lag else "clip"
         if recompute_advantages == "auto" and lag:
             given["recompute_advantages"] = "never"  # a rollout is estimated with the present networks when it arrives
-        check_whole(1, n_collectors=n_collectors)
+        check_whole(1, n_collectors=n_collectors, min_collectors=min_collectors)
+        if min_collectors > n_collectors:
+            raise ValueError(f"`min_collectors` must be at most `n_collectors` ({n_collectors}), but it is {min_collectors}.")
         check_whole(0, max_policy_lag=max_policy_lag)
         check_whole(2, n_slots=n_slots)
         check_whole(1, learner_threads=1 if learner_threads is None else learner_threads)
@@ -160,16 +179,21 @@ class AsyncPPO(CollectedPPO):
         if not collector_timeout > 0:
             raise ValueError(f"`collector_timeout` must be above 0, but {collector_timeout} was given.")
         self.mode, self.n_collectors, self.max_policy_lag, self.n_slots = mode, n_collectors, max_policy_lag, n_slots
+        self.collectors, self.min_collectors, self.ray_options = collectors, min_collectors, ray_options
         self.collector_timeout, self.learner_threads = collector_timeout, learner_threads
         self.policy_version = 0  # updates so far
         self.dropped_rollouts = 0
         self.rollout_versions = np.empty(0, dtype=np.int64)  # versions that acted at the steps of the present rollout
         ahead = None if mode == "free" else f'`mode` is "{mode}", which does not run ahead; "free" does'
-        warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead)
+        here = None if collectors == "ray" else '`collectors` is "process", which ends with any of them; "ray" makes them anew'
+        warn_without_effect(self, max_policy_lag=ahead, n_slots=ahead, min_collectors=here, ray_options=here)
         self._collectors: Collectors | None = None
         self._collector_settings: tuple[Any, ...] = ()
         if env is not None and _init_setup_model:
-            fork_server()  # imports while this process builds the model
+            if collectors == "ray":
+                connected('`collectors="ray"`')
+            else:
+                fork_server()  # imports while this process builds the model
         if env is not None and n_collectors > 1:
             given["env"] = self._split(partial(maybe_make_env, env, verbose) if isinstance(env, str) else env, verbose)
         super().__init__(**given)

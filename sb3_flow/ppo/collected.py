@@ -12,17 +12,20 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collector_process import random_state, set_random_state
-from sb3_flow.collect.collectors import CollectedRollout, Collectors
+from sb3_flow.collect.collectors import CollectedRollout, Collection, Collectors
 from sb3_flow.collect.environment_transfer import coming_reset, merge_normalisers, normalisers, pack, set_normalisers
 from sb3_flow.collect.fork_server import fork_server
+from sb3_flow.collect.process_collectors import ProcessCollectors
+from sb3_flow.collect.ray_collectors import RayCollectors
 from sb3_flow.collect.shares import Shares
-from sb3_flow.collect.slots import Rollout, RolloutSpec
+from sb3_flow.collect.slots import RolloutSpec
 from sb3_flow.common.workers import available_cores
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
 from sb3_flow.ppo.ppo import PPO
 
 Mode = Literal["lockstep", "free", "sync"]
+Place = Literal["process", "ray"]
 
 
 class CollectedPPO(PPO):
@@ -30,6 +33,9 @@ class CollectedPPO(PPO):
 
     mode: Mode
     n_collectors: int
+    collectors: Place
+    min_collectors: int
+    ray_options: dict[str, Any] | None
     max_policy_lag: int
     n_slots: int
     collector_timeout: float
@@ -56,7 +62,7 @@ class CollectedPPO(PPO):
         assert self.env is not None
         if self._collectors is not None and self._collector_settings != self._settings:
             self.close()
-        if self._collectors is None:
+        if self._collectors is None and self.collectors == "process":
             fork_server()  # imports while this process goes on
         # packed before SB3 resets this process's environments
         packed = pack(self.env) if self._collectors is None else b""
@@ -81,10 +87,15 @@ class CollectedPPO(PPO):
         self._add_statistics(after)
         return found
 
+    @property
+    def _recording(self) -> bool:
+        """Say whether collectors tell what came to the statistics of normalisers, because the learner's are the whole."""
+        return self.n_collectors > 1 or self.collectors == "ray"
+
     def _add_statistics(self, news: list[Any]) -> None:
         """Take the statistics of the only collector's normalisers, or what came to those of each of several."""
         assert self.env is not None
-        if self.n_collectors == 1:
+        if not self._recording:
             set_normalisers(self.env, news[0])
             return
         for added in news:
@@ -95,7 +106,8 @@ class CollectedPPO(PPO):
         """List the settings that cannot change while the collector runs."""
         native = self.native is not None
         sizes = self.n_collectors, self.n_slots, self.n_steps
-        return self.mode, *sizes, self.sde_sample_freq, self.collector_timeout, native
+        place = self.collectors, self.min_collectors, self.ray_options
+        return self.mode, *sizes, *place, self.sde_sample_freq, self.collector_timeout, native
 
     def _random_states(self) -> list[Any]:
         """Give the state of this process's random generators to the only collector, or a seed to each of several."""
@@ -118,15 +130,7 @@ class CollectedPPO(PPO):
             real=real,
         )
         policy_kwargs = {"use_sde": self.use_sde, **self.policy_kwargs}
-        if self.n_collectors > (cores := available_cores()):
-            warnings.warn(
-                f"`n_collectors` is {self.n_collectors}, but this process may use {cores} cores: each collector keeps a core "
-                f"busy, and more than {cores} take turns.",
-                stacklevel=2,
-            )
-        if self.verbose >= 1:
-            print(f"Collecting in {self.n_collectors} processes, {spec.share} environments each")
-        return Collectors(
+        collection = Collection(
             policy=self.policy,
             policy_arguments=(self.policy_class, (self.observation_space, self.action_space), policy_kwargs),
             env=packed,
@@ -134,9 +138,22 @@ class CollectedPPO(PPO):
             n_slots=self.n_slots,
             native=self.native is not None,
             fresh=self.mode == "free",
+            recording=self._recording,
             sde_sample_freq=self.sde_sample_freq,
             timeout=self.collector_timeout,
         )
+        if self.verbose >= 1:
+            where = "actors of Ray" if self.collectors == "ray" else "processes"
+            print(f"Collecting in {self.n_collectors} {where}, {spec.share} environments each")
+        if self.collectors == "ray":
+            return RayCollectors(collection, self.min_collectors, self.ray_options or {})
+        if self.n_collectors > (cores := available_cores()):
+            warnings.warn(
+                f"`n_collectors` is {self.n_collectors}, but this process may use {cores} cores: each collector keeps a core "
+                f"busy, and more than {cores} take turns.",
+                stacklevel=2,
+            )
+        return ProcessCollectors(collection)
 
     def _request(self, consuming: int) -> None:
         """
@@ -150,9 +167,9 @@ class CollectedPPO(PPO):
         needed = -(-(self._total_timesteps - self.num_timesteps) // (self.n_steps * self.n_envs)) - consuming
         needed = max(needed, 1 - consuming)  # the awaited rollout is needed even if a callback has changed the counters
         assert self.env is not None
-        statistics = normalisers(self.env) if self.n_collectors > 1 else None
+        statistics = normalisers(self.env) if self._recording else None
         while len(collectors.outstanding) - consuming < min(ahead, needed):
-            collectors.weights.write(self.policy_version)
+            collectors.publish(self.policy_version)
             only = self.mode == "sync" and self.n_collectors == 1
             collectors.request(self._random_states()[0] if only else None, statistics)
 
@@ -192,7 +209,7 @@ class CollectedPPO(PPO):
         rollout = arrived.rollout
         self.rollout_versions = rollout.versions.copy()
         lag = self.policy_version - self.rollout_versions
-        self._last_obs = rollout.observation(0)
+        self._last_obs = rollout.first()
         self._last_episode_starts = rollout.episode_starts[0].copy()
         self._begin_rollout(self.env, rollout_buffer, use_masking=False)
         continue_training = self._replay(arrived, callback, rollout_buffer, n_rollout_steps)
@@ -206,13 +223,15 @@ class CollectedPPO(PPO):
         self.logger.record("async/wait_collector", arrived.waited)
         self.logger.record("async/wait_learner", max(news["waited"] for news in arrived.news))
         self.logger.record("async/dropped", self.dropped_rollouts)
+        if self.collectors == "ray":
+            self.logger.record("async/lost", self._collectors.lost)
         return True
 
     def _replay(
         self, arrived: CollectedRollout, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
     ) -> bool:
         """Show the steps of a rollout to the callback, and fill the buffer; return False if the callback ended training."""
-        env, slot, final = self.env, arrived.rollout.number, arrived.rollout.finals()
+        env, final, seen = self.env, arrived.rollout.finals(), arrived.rollout.observed()
         all_rewards = arrived.rollout.rewards.astype(arrived.news[0]["reward_dtype"])
         ends, starts = arrived.rollout.terminated | arrived.rollout.truncated, arrived.rollout.episode_starts.copy()
         judged = arrived.rollout.actions, arrived.rollout.values, arrived.rollout.log_probs
@@ -223,24 +242,27 @@ class CollectedPPO(PPO):
             th.from_numpy(all_values)[..., None].unbind(),
             th.from_numpy(all_log_probs).unbind(),
         )
-        bounded = bounded_actions(self.policy, self.action_space, all_actions)
+        bounded, ending = bounded_actions(self.policy, self.action_space, all_actions), ends.any(axis=1).tolist()
+        rollout_buffer.terminated[:] = ends
         callback.on_rollout_start()
         for n_steps in range(n_rollout_steps):
             self._draw_noise(n_steps)
             actions, clipped_actions, rewards = all_actions[n_steps], bounded[n_steps], all_rewards[n_steps]
             values, log_probs = values_by_step[n_steps], log_probs_by_step[n_steps]
-            new_obs, dones, infos = self._slot(slot).observation(n_steps + 1), ends[n_steps], all_infos[n_steps]
+            new_obs, dones, infos = seen.at(n_steps + 1), ends[n_steps], all_infos[n_steps]
             for number, observation in final.get(n_steps, {}).items():
                 infos[number]["terminal_observation"] = observation
             self.num_timesteps += self.n_envs
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
-            self._update_info_buffer(infos, dones)
-            rollout_buffer.raw_rewards[n_steps], rollout_buffer.terminated[n_steps] = rewards, dones
-            self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps)
+            if ending[n_steps] or any("episode" in info for info in infos):
+                self._update_info_buffer(infos, dones)
+            rollout_buffer.raw_rewards[n_steps] = rewards
+            if ending[n_steps]:
+                self._add_final_values(rollout_buffer, rewards, dones, infos, n_steps)
             self._last_obs, self._last_episode_starts = new_obs, dones
-        rollout_buffer.fill(self._slot(slot).seen(), all_actions, all_rewards, starts, all_values, all_log_probs)
+        rollout_buffer.fill(seen.before_steps(), all_actions, all_rewards, starts, all_values, all_log_probs)
         n_steps = n_rollout_steps
         with th.no_grad():
             values = self._last_values()
@@ -248,10 +270,6 @@ class CollectedPPO(PPO):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
-
-    def _slot(self, number: int) -> Rollout:
-        assert self._collectors is not None
-        return self._collectors.rollouts[number]
 
     def _estimate(self, rollout_buffer: EstimatedRollouts, last_values: th.Tensor, dones: np.ndarray) -> None:
         if (self.rollout_versions == self.policy_version).all():
@@ -267,4 +285,4 @@ class CollectedPPO(PPO):
         super().train()
         self.policy_version += 1
         if self.mode == "free" and self._collectors is not None:
-            self._collectors.weights.write(self.policy_version)
+            self._collectors.publish(self.policy_version)

@@ -1,0 +1,51 @@
+"""The connection to Ray, which is an optional extra: nothing here imports Ray until it is asked for."""
+
+import os
+import socket
+from typing import Any
+
+
+def connected(needed_by: str, address: str | None = None) -> Any:
+    """
+    Connect to Ray, unless the program has done so with ``ray.init``: to the cluster at an address, to that of the environment
+    variable ``RAY_ADDRESS``, or else to a local one, which ends with the program.
+
+    :param needed_by: what needs Ray, for the error
+    :param address: as for ``ray.init``
+    :return: the package ``ray``
+    :raises ImportError: if Ray is not installed
+    :raises ConnectionError: if no cluster answers at the address
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(f"{needed_by} needs the package ray: pip install 'sb3-flow[ray]' ({error})") from error
+    if not ray.is_initialized():
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a local cluster tells nobody of its use unless asked to
+            ray.init(address="local", include_dashboard=False)
+        else:
+            ray.init(address=address)
+    return ray
+
+
+def head_address(ray: Any) -> str:
+    """Return host and port of the head of Ray's cluster."""
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
+def head_answers(address: str, timeout: float) -> bool:
+    """
+    Say whether the head of Ray's cluster takes connections. Ray's own calls wait for a minute for a head that is gone, and
+    then end the program.
+
+    :param address: see :func:`head_address`
+    :param timeout: seconds
+    """
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout).close()
+    except OSError:
+        return False
+    return True
