@@ -401,7 +401,7 @@ def test_a_hanging_collector_is_named() -> None:
 
 SCRIPT = """
 # no `if __name__ == "__main__"`: the collector does not import this file
-import os, signal, sys
+import os, signal, sys, time
 import gymnasium as gym
 import numpy as np
 from async_environments import Clock, clocks
@@ -412,6 +412,13 @@ class Named(gym.Wrapper):
 
 def tell(local, _):
     if local["self"].num_timesteps > 4 * 64:  # llvmlite loses a KeyboardInterrupt while it compiles
+        if "FORKING" in os.environ:
+            child = os.fork()
+            if child == 0:  # has the learner's descriptors
+                time.sleep(120)
+                os._exit(0)
+            os.write(1, b"forked %d\\n" % child)
+            del os.environ["FORKING"]
         # not `print`, which Ctrl-C can part from its line's end
         os.write(1, b"learning %d\\n" % local["self"]._collectors.pids[0])
     return True
@@ -460,6 +467,19 @@ def test_ctrl_c_and_the_death_of_the_learner_leave_no_process(tmp_path: Path) ->
         learner.kill()
         learner.wait()
         assert gone(second) and gone(server)
+
+
+def test_a_fork_of_the_learner_does_not_keep_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORKING", "1")
+    with learner_of_script(tmp_path) as learner:
+        assert learner.stdout is not None
+        fork, collector = (int(learner.stdout.readline().split()[1]) for _ in range(2))
+        try:
+            learner.kill()
+            learner.wait()
+            assert gone(collector, 20) and fork in processes()
+        finally:
+            os.kill(fork, signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when someone wakes it")

@@ -36,6 +36,7 @@ from sb3_flow.on_policy.finite import decide
 SIGNALS = ("heartbeat", "cancelled")
 """Numbers of each collector in shared memory: steps that it has made; 1 while the learner takes its requests back."""
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
+LOOK = 2.0  # seconds between looks whether the learner lives
 GRACE = 5.0  # seconds in which the collector may end by itself, after the learner is gone
 
 RandomState = tuple[Any, Any, Any, Any]
@@ -80,6 +81,7 @@ class Channel:
     def __init__(self, connection: Connection):
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.closed = threading.Event()
+        self.learner: int | None = None  # the learner's process id, once it is known
         self._connection = connection
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -89,6 +91,9 @@ class Channel:
     def _read(self) -> None:
         try:
             while True:
+                while not self._connection.poll(LOOK):
+                    if self.learner is not None:
+                        os.kill(self.learner, 0)  # a fork of the learner may hold the pipe after the learner's death
                 self._requests.put(self._connection.recv_bytes())
         except (EOFError, OSError):
             self.closed.set()
@@ -298,6 +303,7 @@ def run_collector(pipe: int, memory: int) -> None:
     try:
         setup = channel.receive()
         if setup is not None:
+            channel.learner = setup.pop("learner")
             _move_to(**setup.pop("place"))
             worker = Worker(channel, attach(memory, setup["layout"].size), setup)
             channel.send("ready")

@@ -23,7 +23,8 @@ class ProcessCollectors(Collectors):
     def __init__(self, collection: Collection):
         spec, n_slots = collection.spec, collection.n_slots
         layout = collection.layout(spec, n_slots)
-        setup = collection.setup(layout, spec, n_slots) | {"place": {"variables": environment(), "modules": sys.path}}
+        setup = collection.setup(layout, spec, n_slots) | {"learner": os.getpid()}
+        setup["place"] = {"variables": environment(), "modules": sys.path}
         memory = reserve(layout.size)
         self._collectors: list[Collector] = []
         try:
