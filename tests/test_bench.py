@@ -21,7 +21,7 @@ from gymnasium import spaces
 from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import interquartile_mean
 from sb3_flow.zoo import ALGORITHMS
-from sb3_flow.zoo.bench import command, training
+from sb3_flow.zoo.bench import command, runner, suites, training
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import COLUMNS, add_row, read_rows, table, unfinished
 from sb3_flow.zoo.bench.suites import SUITES, load_suite, plans
@@ -138,7 +138,7 @@ def test_a_row_that_cannot_be_written_is_reported(tmp_path, suite, capsys, monke
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(command, "add_row", full)
+    monkeypatch.setattr(runner, "add_row", full)
     path = suite(algorithms={"fql": {"algo": "fql"}})
     assert "1 runs failed" in mistake("bench", "--suite", path, "--out", tmp_path / "out", "--seeds", 0)
     assert "disk full" in capsys.readouterr().err
@@ -147,9 +147,9 @@ def test_a_row_that_cannot_be_written_is_reported(tmp_path, suite, capsys, monke
 def test_a_worker_that_was_killed_ends_the_command(monkeypatch):
     broken = Future()
     broken.set_exception(BrokenProcessPool())
-    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: SimpleNamespace(submit=lambda *_: broken))
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", lambda *_, **__: SimpleNamespace(submit=lambda *_: broken))
     with pytest.raises(SystemExit, match="a worker was killed, perhaps for want of memory: give fewer --workers"):
-        next(command._rows([(None, None, "")], workers=2))
+        next(runner.rows(None, [(None, None, "")], None, runner.Place(workers=2)))
 
 
 def test_a_killed_bench_goes_on_and_leaves_no_process(tmp_path, suite, data):
@@ -245,7 +245,7 @@ def test_settings_of_a_plan(suite):
     assert [(plan.algorithm, plan.seed) for plan in found] == [("fql", 0), ("fql alpha=7", 0), ("fql", 1), ("fql alpha=7", 1)]
     assert found[0].settings == {"gamma": 0.9, "tau": 0.2, "alpha": 3.0, "n_critics": 6}
     assert found[1].settings["alpha"] == 7
-    assert list(command._variants(["alpha=1,1e-3", "actor_type=best_of_n", "net_arch=[8, 8]"])) == [
+    assert list(suites.variants(["alpha=1,1e-3", "actor_type=best_of_n", "net_arch=[8, 8]"])) == [
         {"alpha": 1, "actor_type": "best_of_n", "net_arch": [8, 8]},
         {"alpha": 1e-3, "actor_type": "best_of_n", "net_arch": [8, 8]},
     ]

@@ -52,6 +52,13 @@ def dataset():
     return collect(PointEnv(length=30))
 
 
+@pytest.fixture(autouse=True)
+def no_ray_is_left():
+    yield
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
 @pytest.mark.parametrize(("page", "script"), SCRIPTS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(SCRIPTS)])
 def test_scripts(page, script, dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -103,13 +110,24 @@ settings: {policy_kwargs: {net_arch: [8]}}
 tasks: {Pendulum-v1: {dataset: "npz:my_dataset"}}
 algorithms: {fql: {algo: fql}}
 """
+OF_TRIALS = "--n-startup-trials 1 --n-evaluations 1 --no-optim-plots"
 # of a command: what is appended to it or, after "=", replaced in it
 SMALLER = {
     "sb3_flow.data.generate": ["200=2", "--workers 2=--workers 1"],
     "sb3_flow.zoo train --algo rql": ["-n 20 --eval-freq 20 --eval-episodes 1", "-params=-params offline_steps:2"],
     "sb3_flow.zoo train": ["-n 600 --eval-freq 300 --eval-episodes 2"],
     "sb3_flow.zoo enjoy": [],
-    "sb3_flow.zoo optimize": ["50=2", "-n 300 --n-startup-trials 1 --n-evaluations 1 --no-optim-plots --storage study.log"],
+    "sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --study-name": ["100=1", f"-n 300 {OF_TRIALS}"],
+    "sb3_flow.zoo optimize": ["50=2", f"-n 300 --storage study.log {OF_TRIALS}"],
+    "sb3_flow.zoo sweep": [
+        *("--seeds 5=--seeds 1", "--seeds 8=--seeds 1", "--seeds 3 7=--seeds 1", " Acrobot-v1=", "--workers 2=--workers 1"),
+        *(
+            "--algo ppo flow_ppo=--algo flow_ppo",
+            "--ray-address auto --gpus-per-run 0.25=--workers 1",
+            "--env=--out swept --env",
+        ),
+        "-n 600 --eval-freq 300 --eval-episodes 1",
+    ],
     "sb3_flow.zoo plot": [],
     "sb3_flow.zoo bench": ["--suite cpu=--suite small.yml", "--workers 2=--workers 1"],
 }

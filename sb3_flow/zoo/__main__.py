@@ -7,9 +7,10 @@ rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo
     python -m sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --n-trials 50     (train -optimize)
     python -m sb3_flow.zoo plot -a flow_ppo -e CartPole-v1 -f logs                      (the zoo's plot_train)
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2                    (a table of our algorithms)
+    python -m sb3_flow.zoo sweep --algo ppo flow_ppo --env CartPole-v1 --seeds 5        (train, for every seed and setting)
 
 Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`. `record_video`
-takes `--gym-packages`, too. `bench` is ours: `python -m sb3_flow.zoo bench --help`.
+takes `--gym-packages`, too. `bench` and `sweep` are ours: `python -m sb3_flow.zoo sweep --help`.
 """
 
 import argparse
@@ -106,7 +107,13 @@ def bench() -> None:
     importlib.import_module("sb3_flow.zoo.bench.command").bench()
 
 
-COMMANDS = {run.__name__: run for run in (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file, bench)}
+def sweep() -> None:
+    """Run our sweep."""
+    importlib.import_module("sb3_flow.zoo.sweep.sweep_command").sweep()
+
+
+_ZOO = (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file)
+COMMANDS = {run.__name__: run for run in (*_ZOO, bench, sweep)}
 COMMANDS["plot"] = plot_train
 
 

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -159,10 +160,32 @@ class ExperimentManager(ZooManager):
 
     def hyperparameters_optimization(self) -> None:
         ExperimentManager.training = True
+        if self.storage is not None and not self.storage.endswith(".log"):  # the zoo takes the latter as a journal
+            _make_tables(self.storage)
         try:
             super().hyperparameters_optimization()
         finally:
             _remove_if_empty(self._made_folder)  # trials do not write to it
+
+
+def _make_tables(database: str, tries: int = 20) -> None:
+    """
+    Make the tables of a study's database, unless they are there. Of several processes that do so at the same time Optuna lets
+    all but one fail.
+
+    :param database: its URL
+    :param tries: how often the tables are looked for, a fifth of a second apart
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for left in reversed(range(tries)):
+        try:
+            optuna.storages.get_storage(database)
+            return
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError):
+            if left == 0:
+                raise
+            time.sleep(0.2)
 
 
 def _create_envs(manager: ExperimentManager, n_envs: int, no_log: bool) -> VecEnv:

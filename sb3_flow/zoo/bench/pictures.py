@@ -9,7 +9,17 @@ import numpy as np
 
 from sb3_flow.common.statistics import Estimate, bootstrap_interval
 from sb3_flow.plotting.figures import COLOURS, GRAY, STYLES, finish, new_figure, plain
-from sb3_flow.zoo.bench.results import RESAMPLES, Row, common_scores, scores_of, short_name
+from sb3_flow.zoo.bench.results import (
+    RESAMPLES,
+    SCALED,
+    Row,
+    are_shares,
+    common_scores,
+    comparable_scores,
+    scale_needed,
+    scores_of,
+    short_name,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +38,7 @@ def draw_curves(rows: Sequence[Row], path: Path | None, shown: Sequence[str] | N
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     shown = algorithms if shown is None else shown
     algorithms = [*shown, *(name for name in algorithms if name not in shown)]
-    shares = all(0 <= float(score) <= 1 for row in rows for score in row["scores"].split())
+    shares = are_shares(rows)
     columns = min(3, len(tasks))
     lines = -(-len(tasks) // columns)
     figure = new_figure(4.2 * columns, 3.2 * lines + 0.6)
@@ -51,13 +61,16 @@ def draw_curves(rows: Sequence[Row], path: Path | None, shown: Sequence[str] | N
             colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
             axis.plot(steps + shift, middle, style, color=colour, marker="o", ms=3, label=algorithm)
             axis.fill_between(steps + shift, low, high, color=colour, alpha=0.15, linewidth=0)
-        axis.axvline(_offline_end(rows, task), color=GRAY, linewidth=0.8)
+        if _offline_end(rows, task):
+            axis.axvline(_offline_end(rows, task), color=GRAY, linewidth=0.8)
         axis.set_title(short_name(task), fontsize=10)
         if shares:
             axis.set_ylim(-0.03, 1.03)
     handles = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside upper center", ncols=5, fontsize=8)
-    figure.supxlabel("gradient steps offline; right of the line environment steps", fontsize=8, color=GRAY)
+    offline = any(_offline_end(rows, task) for task in tasks)
+    steps_are = "gradient steps offline; right of the line environment steps" if offline else "environment steps"
+    figure.supxlabel(steps_are, fontsize=8, color=GRAY)
     figure.supylabel("score", fontsize=8, color=GRAY)
     return finish(figure, path)
 
@@ -77,18 +90,20 @@ def _estimate(scores: np.ndarray) -> Estimate:
 def draw_profile(rows: Sequence[Row], path: Path, phase: str) -> "Figure":
     """
     Draw the performance profile: for each threshold the share of runs (of all tasks) whose score exceeds the threshold, with
-    its stratified 95 % bootstrap band (Agarwal et al., arXiv 2108.13264).
+    its stratified 95 % bootstrap band (Agarwal et al., arXiv 2108.13264). See ``comparable_scores`` for returns of several
+    tasks.
 
     :param rows: of the CSV
     :param path: of the picture
     :param phase: ``"offline"`` or ``"online"``, whose end is drawn
     """
-    scores = scores_of(rows, phase)
+    scores = comparable_scores(rows, phase)
     tasks = sorted({row["task"] for row in rows})
     figure = new_figure(6, 4)
     axis = plain(figure.add_subplot())
     values = [value for by_task in scores.values() for by_seed in by_task.values() for value in by_seed.values()]
-    thresholds = np.linspace(min([0.0, *values]), max([1.0, *values]), 101)
+    bounds = [0.0, 1.0] if are_shares(rows) else []
+    thresholds = np.linspace(min([*bounds, *values]), max([*bounds, *values]), 101)
     for i, (algorithm, by_task) in enumerate(scores.items()):
         matrix = common_scores(by_task, tasks)
         if len(matrix) == 0:
@@ -99,7 +114,9 @@ def draw_profile(rows: Sequence[Row], path: Path, phase: str) -> "Figure":
         if len(matrix) > 1:
             low, high = _profile_band(matrix, thresholds)
             axis.fill_between(thresholds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axis.set(xlabel="score", ylabel="share of runs above it", title=f"end of the {phase} phase, {len(tasks)} tasks")
+    axis.set(xlabel=f"score ({SCALED})" if scale_needed(rows) else "score", ylabel="share of runs above it")
+    end = f"end of the {phase} phase" if scores_of(rows, "offline") else "end of training"
+    axis.set_title(f"{end}, {len(tasks)} tasks")
     axis.set_ylim(-0.03, 1.03)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=8)

@@ -1,27 +1,54 @@
-"""The bench's results: a CSV with a row for each run, and the table over them."""
+"""The results of ``bench`` and ``sweep``: a CSV with a row for each run, and the table over them."""
 
 import csv
+import dataclasses
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
-from sb3_flow.zoo.bench.suites import Plan
 
 Row = dict[str, str]
 
 COLUMNS = ("task", "algorithm", "seed", "offline", "online", "steps", "scores", "rows", "minutes", "version", "plan")
 """
 ``offline`` and ``online`` are the scores at the ends of the phases, ``steps`` and ``scores`` those of all evaluations,
-``rows`` is the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed.
+``rows`` is the size of the dataset, and ``plan`` all that decided the numbers besides task, algorithm and seed. A run without
+an offline phase has its score in ``online``.
 """
 KEY = COLUMNS[:3]
 PHASES = ("offline", "online")
 RESAMPLES = 2_000
+SCALED = "0 is the worst and 1 the best run of a task"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and all that decides its numbers; task, algorithm and seed, which no two rows of a table share, come first."""
+
+    task: str
+    algorithm: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Task, algorithm and seed."""
+        return self.task, self.algorithm, self.seed
+
+    @property
+    def decided(self) -> str:
+        """Everything but the key, as text, by which a finished run is known again."""
+        rest = {name: value for name, value in dataclasses.asdict(self).items() if name not in KEY}
+        return json.dumps(rest, sort_keys=True, default=str)
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def read_rows(file: Path, columns: Sequence[str] = COLUMNS) -> list[Row]:
@@ -81,7 +108,7 @@ def key_of(row: Row) -> tuple[str, str, int]:
     return row["task"], row["algorithm"], int(row["seed"])
 
 
-def unfinished(todo: Sequence[Plan], rows: Sequence[Row]) -> list[Plan]:
+def unfinished(todo: Sequence[AnyRun], rows: Sequence[Row]) -> list[AnyRun]:
     """
     List the runs that have no row yet.
 
@@ -111,6 +138,40 @@ def scores_of(rows: Sequence[Row], phase: str) -> dict[str, dict[str, dict[int, 
     return found
 
 
+def are_shares(rows: Sequence[Row]) -> bool:
+    """Say whether all scores lie between 0 and 1, as shares of episodes do."""
+    return all(0 <= float(score) <= 1 for row in rows for score in row["scores"].split())
+
+
+def scale_needed(rows: Sequence[Row]) -> bool:
+    """Say whether tasks can only be compared on a scale, since there are several and their scores are returns."""
+    return len({row["task"] for row in rows}) > 1 and not are_shares(rows)
+
+
+def comparable_scores(rows: Sequence[Row], phase: str) -> dict[str, dict[str, dict[int, float]]]:
+    """
+    Sort the scores at the end of a phase, as ``scores_of``, for statements over all tasks: returns of several tasks are
+    scaled, so that in each task the worst run of all algorithms and phases has 0 and the best 1 (0.5, if all are equal).
+
+    :param phase: ``"offline"`` or ``"online"``
+    """
+    found = scores_of(rows, phase)
+    if not scale_needed(rows):
+        return found
+    ends: dict[str, list[float]] = {}
+    for row in rows:
+        ends.setdefault(row["task"], []).extend(float(row[name]) for name in PHASES if row[name] != "")
+
+    def scaled(task: str, score: float) -> float:
+        low, high = min(ends[task]), max(ends[task])
+        return (score - low) / (high - low) if high > low else 0.5
+
+    return {
+        algorithm: {task: {seed: scaled(task, score) for seed, score in by_seed.items()} for task, by_seed in by_task.items()}
+        for algorithm, by_task in found.items()
+    }
+
+
 def common_scores(by_task: dict[str, dict[int, float]], tasks: Sequence[str]) -> np.ndarray:
     """
     Take the scores of the seeds that all tasks have.
@@ -124,25 +185,30 @@ def common_scores(by_task: dict[str, dict[int, float]], tasks: Sequence[str]) ->
 def table(rows: Sequence[Row]) -> str:
     """
     Write the table: a line for each algorithm, with its score on each task (mean over seeds) and over all tasks together
-    (interquartile mean over runs with its stratified 95 % bootstrap interval, which needs two seeds).
+    (interquartile mean over runs with its stratified 95 % bootstrap interval, which needs two seeds; see
+    ``comparable_scores``).
 
     :param rows: of the CSV
     """
     tasks = sorted({row["task"] for row in rows})
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     hours = sum(float(row["minutes"] or 0) for row in rows) / 60
-    ends_of = "score at the end of the offline phase -> of the online phase (a number in brackets: seeds)"
-    lines = [f"{len(rows)} runs, {hours:.1f} hours together; {ends_of}"]
-    phases = {phase: scores_of(rows, phase) for phase in PHASES}
-    cells = [["", *(short_name(task) for task in tasks), "all tasks, offline", "all tasks, online"]]
+    raw = {phase: scores_of(rows, phase) for phase in PHASES}
+    phases = PHASES if raw["offline"] else ("online",)
+    ends_of = "the end of the offline phase -> of the online phase" if raw["offline"] else "the end"
+    scale = f"; all tasks: {SCALED}" if scale_needed(rows) else ""
+    lines = [f"{len(rows)} runs, {hours:.1f} hours together; score at {ends_of} (a number in brackets: seeds){scale}"]
+    together = {phase: comparable_scores(rows, phase) for phase in phases}
+    headings = [f"all tasks, {phase}" for phase in phases] if raw["offline"] else ["all tasks"]
+    cells = [["", *(short_name(task) for task in tasks), *headings]]
     for algorithm in algorithms:
         cell = [algorithm]
         for task in tasks:
-            ends = [list(phases[phase].get(algorithm, {}).get(task, {}).values()) for phase in PHASES]
+            ends = [list(raw[phase].get(algorithm, {}).get(task, {}).values()) for phase in phases]
             count = max(map(len, ends))
-            cell.append(f"{_mean(ends[0])} -> {_mean(ends[1])} ({count})" if count else "")
-        for phase in PHASES:
-            cell.append(_together(common_scores(phases[phase].get(algorithm, {}), tasks)))
+            cell.append(f"{' -> '.join(map(_mean, ends))} ({count})" if count else "")
+        for phase in phases:
+            cell.append(_together(common_scores(together[phase].get(algorithm, {}), tasks)))
         cells.append(cell)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = ["-" * width for width in widths]

@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
-import json
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import yaml
 
 from sb3_flow.common.checks import check_whole
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.zoo.bench.results import Run
 from sb3_flow.zoo.registry import ALGORITHMS, CONFIGS, config_file
 
 Settings = dict[str, Any]
@@ -86,12 +87,9 @@ class Suite:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that decides the numbers of a run, see ``Suite`` and ``Entry``."""
+class Plan(Run):
+    """A run of the bench, see ``Suite`` and ``Entry``."""
 
-    task: str
-    algorithm: str
-    seed: int
     algo: str
     dataset: str
     episodes: int | None
@@ -103,17 +101,6 @@ class Plan:
     n_final_episodes: int
     normalize: bool
     settings: Settings
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """Task, algorithm and seed, which no two rows of a table share."""
-        return self.task, self.algorithm, self.seed
-
-    @property
-    def decided(self) -> str:
-        """Everything but the key, as text, by which a finished run is known again."""
-        rest = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("task", "algorithm", "seed")}
-        return json.dumps(rest, sort_keys=True)
 
 
 def load_suite(name: str | Path) -> Suite:
@@ -218,10 +205,9 @@ def _plan(suite: Suite, name: str, algorithm: str, seed: int, variant: Settings)
     settings = {**suite.settings, **task.settings, **published, **entry.settings, **entry.tasks.get(name, {}), **variant}
     if unknown := [key for key in settings if key not in inspect.signature(ALGORITHMS[entry.algo]).parameters]:
         raise ValueError(f"{algorithm} on {name}: {ALGORITHMS[entry.algo].__name__} has no argument {', '.join(unknown)}.")
-    label = " ".join([algorithm, *(f"{key}={value}" for key, value in variant.items())])
     return Plan(
         task=name,
-        algorithm=label,
+        algorithm=label(algorithm, variant),
         seed=seed,
         algo=entry.algo,
         dataset=task.dataset or f"ogbench:{name}",
@@ -245,3 +231,39 @@ def _configurations(algo: str) -> dict[str, Settings]:
     """Read the zoo's file of an algorithm once, and not for each of its runs."""
     content: dict[str, Settings] = yaml.safe_load(config_file(algo).read_text())
     return content
+
+
+def variants(grid: Sequence[str]) -> Iterator[Settings]:
+    """
+    List every combination of ``name=a,b`` arguments.
+
+    :param grid: of ``--grid``, values are YAML
+    :raises ValueError: if a text is no such argument, or something is given twice
+    """
+    found: dict[str, list[Any]] = {}
+    for text in grid:
+        name, equals, choices = text.partition("=")
+        if not (name and equals and choices):
+            raise ValueError(f"--grid {text}: give a name and its values, such as alpha=1,3,10.")
+        try:
+            values = [_number(value) for value in yaml.safe_load(f"[{choices}]")]
+        except yaml.YAMLError as error:
+            raise ValueError(f"--grid {text}: the values are no YAML, such as alpha=1,3,10 or net_arch=[64,64].") from error
+        if name in found or any(values.count(value) > 1 for value in values):
+            raise ValueError(f"--grid {' '.join(grid)}: {name} or one of its values is given twice.")
+        found[name] = values
+    for combination in itertools.product(*found.values()):
+        yield dict(zip(found, combination, strict=True))
+
+
+def label(name: str, variant: Settings) -> str:
+    """Name an algorithm with the arguments of a grid."""
+    return " ".join([name, *(f"{key}={value}" for key, value in variant.items())])
+
+
+def _number(value: Any) -> Any:
+    """Take 1e-3 as a number, which for YAML is a text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
