@@ -190,7 +190,8 @@ class RayPool:
         for collector in self.collectors:
             collector.since = began
         while not done():
-            arrived, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=TICK) if self._calls else ([], [])
+            assert self._calls  # who does not work is starting
+            arrived, _ = self.ray.wait(list(self._calls), num_returns=1, timeout=TICK)
             for reference in arrived:
                 self._arrived(reference, *self._calls.pop(reference))
             now = time.monotonic()
