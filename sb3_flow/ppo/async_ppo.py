@@ -44,7 +44,7 @@ class AsyncPPO(CollectedPPO):
     """
     Train by :class:`sb3_flow.PPO`, while other processes, the collectors, step the environments with copies of the policy.
     Rollouts come with the version of the policy that acted. If the policy has moved since, the learner evaluates values and
-    log-probabilities again, and V-trace (arXiv 1802.01561) corrects the estimates for the difference. The loss "decoupled"
+    log-probabilities again, V-trace (arXiv 1802.01561) corrects the estimates for the difference, and the loss "decoupled"
     (arXiv 2110.00641) keeps the difference out of the clipping.
 
     =========== ===========================================================================================================
@@ -104,7 +104,8 @@ class AsyncPPO(CollectedPPO):
         More threads than idle cores make small networks many times slower
     :param advantage: "vtrace"; "gae", which does not correct for lag; or "auto": "gae" in mode "sync", where there is no lag,
         and else "vtrace"
-    :param policy_loss: one of PPO's. "decoupled" learns more from a lag of two updates in some tasks, and far less in others
+    :param policy_loss: one of PPO's, or "auto": "clip" in mode "sync", and else "decoupled", which learns more from a lag of
+        one or two updates in some tasks, and less in others
     :param recompute_advantages: as for PPO, but "auto" is "never" where there may be lag: when a rollout arrives, advantages
         are estimated with the present networks. Models keep what was chosen, also models that were saved when "auto" was PPO's
     """
@@ -140,7 +141,7 @@ class AsyncPPO(CollectedPPO):
         collector_timeout: float = 60.0,
         learner_threads: int | None = 1,
         advantage: Literal["auto", "vtrace", "gae"] = "auto",
-        policy_loss: PolicyLoss = "clip",
+        policy_loss: Literal["auto"] | PolicyLoss = "auto",
         clip_range_high: float | Schedule | None = None,
         dual_clip: float = 3.0,
         rho_bar: float = 1.0,
@@ -161,9 +162,12 @@ class AsyncPPO(CollectedPPO):
         check_choice(get_args(Mode), mode=mode)
         check_choice(get_args(Place), collectors=collectors)
         check_choice(("auto", "vtrace", "gae"), advantage=advantage)
+        check_choice(("auto", *get_args(PolicyLoss)), policy_loss=policy_loss)
         lag = mode != "sync"
         if advantage == "auto":
             given["advantage"] = "vtrace" if lag else "gae"
+        if policy_loss == "auto":
+            given["policy_loss"] = "decoupled" if lag else "clip"
         if recompute_advantages == "auto" and lag:
             given["recompute_advantages"] = "never"  # a rollout is estimated with the present networks when it arrives
         check_whole(1, n_collectors=n_collectors, min_collectors=min_collectors)

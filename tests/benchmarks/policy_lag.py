@@ -22,10 +22,10 @@ from tests.benchmarks.time_to_threshold import told_by
 # steps; the arguments are those of ``time_to_threshold``, and Hopper has those of HalfCheetah
 STEPS = {"HalfCheetah-v5": 200_000, "CartPole-v1": 60_000, "Pendulum-v1": 150_000, "Hopper-v5": 200_000}
 LOSSES: dict[str, dict[str, str]] = {
-    "clip": {},
-    "decoupled": {"policy_loss": "decoupled"},
-    "decoupled, GAE": {"policy_loss": "decoupled", "advantage": "gae"},
-    "decoupled, estimating each epoch": {"policy_loss": "decoupled", "recompute_advantages": "epoch"},
+    "decoupled": {},
+    "clip": {"policy_loss": "clip"},
+    "decoupled, GAE": {"advantage": "gae"},
+    "decoupled, estimating each epoch": {"recompute_advantages": "epoch"},
 }
 
 PROGRAM = """

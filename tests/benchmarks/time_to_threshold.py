@@ -50,8 +50,9 @@ PROGRAMS: dict[str, tuple[str, dict[str, object], int]] = {
         {"backend": "native", "recompute_advantages": "epoch"},
         1,
     ),
-    "1 collector, decoupled": ("sb3_flow.AsyncPPO", {"backend": "native", "policy_loss": "decoupled"}, 1),
+    "1 collector, clip": ("sb3_flow.AsyncPPO", {"backend": "native", "policy_loss": "clip"}, 1),
     "2 collectors": ("sb3_flow.AsyncPPO", {"backend": "native"}, 2),
+    "2 collectors, clip": ("sb3_flow.AsyncPPO", {"backend": "native", "policy_loss": "clip"}, 2),
     "2 collectors, sync": ("sb3_flow.AsyncPPO", {"backend": "native", "mode": "sync"}, 2),
 }
 
