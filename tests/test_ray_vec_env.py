@@ -377,12 +377,16 @@ def test_sac(points: RayVecEnv) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [RQL, FMQ])
-def test_offline_to_online(points: RayVecEnv, algorithm: Any) -> None:
-    dataset = collect(PointEnv("dict"), episodes=5)
-    model = algorithm("MultiInputPolicy", points, policy_kwargs={"net_arch": [8]}, **OFF_POLICY).learn_offline(dataset, 3)
-    updates = model._n_updates
-    model.learn(40)
-    assert model.num_timesteps == 40 and model._n_updates > updates and len(model.ep_info_buffer) > 3
+def test_offline_to_online(points: RayVecEnv, twin: VecEnv, algorithm: Any) -> None:
+    """What is learned in one process is learned here, to the last bit."""
+    dataset, learned = collect(PointEnv("dict"), episodes=5), []
+    for env in (points, twin):
+        model = algorithm("MultiInputPolicy", env, policy_kwargs={"net_arch": [8]}, **OFF_POLICY).learn_offline(dataset, 3)
+        updates = model._n_updates
+        model.learn(40)
+        assert model.num_timesteps == 40 and model._n_updates > updates and len(model.ep_info_buffer) > 3
+        learned.append(model.policy.state_dict())
+    assert_same_weights(*learned)
 
 
 # ------------------------------------------------------------- errors

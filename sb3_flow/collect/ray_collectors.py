@@ -57,7 +57,7 @@ class RayCollectors(Collectors):
     def publish(self, version: int) -> None:
         super().publish(version)
         self._publications += 1
-        self._published = self._pool.ray.put((self._publications, *self.weights.written()))
+        self._published = self._pool.put((self._publications, *self.weights.written()))
         if self._fresh:
             self._pool.tell("publish", self._published)
 

@@ -1,6 +1,7 @@
 """The actors of a Ray cluster that collect: they are watched, and made anew when they are lost."""
 
 import contextlib
+import gc
 import pickle
 import time
 import warnings
@@ -90,6 +91,7 @@ class RayPool:
         self._cancelling = False
         self._begin: Callable[[int], tuple[Any, ...]] | None = None
         self.collectors: list[RayCollector] = []
+        gc.collect()  # models that nobody refers to any more keep CPUs of the cluster until then
         try:
             for place in range(n_collectors):
                 self.collectors.append(self._make(place, failures=0))
@@ -125,6 +127,11 @@ class RayPool:
         self._orders.append(order)
         self._assign()
         return order
+
+    def put(self, value: Any) -> Any:
+        """Give the collectors something, by a reference to it."""
+        self._need_head()  # where the program runs beside the head, Ray's store goes with it, and ends the program
+        return self.ray.put(value)
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Call a method of all collectors, beside what they do."""

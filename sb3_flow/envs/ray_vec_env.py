@@ -1,5 +1,6 @@
 """Environments in Ray actors, on one machine or several, as a vectorised environment of SB3."""
 
+import gc
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -166,6 +167,7 @@ class RayVecEnv(VecEnv):
 
     def _start(self, kind: Any, each: float, timeout: float) -> None:
         ray, n_actors = self._ray, len(self._shares)
+        gc.collect()  # environments that nobody refers to any more keep CPUs of the cluster until then
         self._actors = [kind.remote() for _ in self._shares]
         ready = [actor.__ray_ready__.remote() for actor in self._actors]
         started, waiting = ray.wait(ready, num_returns=n_actors, timeout=timeout)
