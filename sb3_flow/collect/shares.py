@@ -16,6 +16,7 @@ from sb3_flow.collect.environment_transfer import (
     set_coming_reset,
     set_normalisers,
 )
+from sb3_flow.common.observations import joined
 
 
 def of_share(coming: tuple[Any, Any], number: int) -> tuple[Any, Any]:
@@ -28,13 +29,6 @@ def of_share(coming: tuple[Any, Any], number: int) -> tuple[Any, Any]:
     """
     seeds, options = coming
     return seeds and [None if seed is None else seed + number * len(seeds) for seed in seeds], options
-
-
-def joined(parts: Sequence[VecEnvObs]) -> VecEnvObs:
-    """Put the observations of several vectorised environments together."""
-    if isinstance(parts[0], dict):
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}  # type: ignore[call-overload]
-    return np.concatenate(parts)  # type: ignore[arg-type]
 
 
 class Shares(VecEnvWrapper):

@@ -4,6 +4,9 @@ import os
 import socket
 from typing import Any
 
+ACTOR_OPTIONS = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+"""Options of our actors, unless others are given."""
+
 
 def connected(needed_by: str, address: str | None = None) -> Any:
     """

@@ -14,7 +14,8 @@ from stable_baselines3.common.vec_env import CloudpickleWrapper, DummyVecEnv, Ve
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_flow.common.checks import check_minimum, check_whole
-from sb3_flow.common.ray_runtime import connected
+from sb3_flow.common.observations import joined
+from sb3_flow.common.ray_runtime import ACTOR_OPTIONS, connected
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that environments have to close, before their actors are ended anyway."""
@@ -73,16 +74,6 @@ def _actor_class(ray: Any) -> Any:
     return ray.remote(EnvironmentActor)
 
 
-def _joined(parts: Sequence[VecEnvObs]) -> VecEnvObs:
-    """Put observations of several actors together in new arrays."""
-    first = parts[0]
-    if isinstance(first, dict):
-        return {key: np.concatenate([part[key] for part in parts]) for key in first}  # type: ignore[call-overload]
-    if isinstance(first, tuple):
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
-    return np.concatenate(parts)  # type: ignore[arg-type]
-
-
 def _checked_options(given: Any) -> dict[str, Any]:
     """Complete ``actor_options``, and refuse what cannot be chosen."""
     if not (given is None or isinstance(given, Mapping)):
@@ -90,7 +81,7 @@ def _checked_options(given: Any) -> dict[str, Any]:
     for name in RESERVED:
         if given and name in given:
             raise ValueError(f"`{name}` in `actor_options` cannot be chosen: actors end with their environments.")
-    return {"num_cpus": 1, "scheduling_strategy": "SPREAD", **(given or {})}
+    return {**ACTOR_OPTIONS, **(given or {})}
 
 
 class RayVecEnv(VecEnv):
@@ -227,7 +218,7 @@ class RayVecEnv(VecEnv):
         self.reset_infos = [info for part in infos for info in pickle.loads(part)]
         self._reset_seeds()
         self._reset_options()
-        return _joined(observations)
+        return joined(observations)
 
     def step_async(self, actions: np.ndarray) -> None:
         """
@@ -252,7 +243,7 @@ class RayVecEnv(VecEnv):
             for place, info in resets.items():
                 self.reset_infos[len(infos) + place] = info
             infos += part
-        return _joined(observations), np.concatenate(rewards), np.concatenate(dones), infos
+        return joined(observations), np.concatenate(rewards), np.concatenate(dones), infos
 
     def close(self) -> None:
         """Close the environments, for which they have ten seconds, and end their actors."""

@@ -18,14 +18,12 @@ folder --out send a run's files back when the run ends; the data must be where -
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
-from sb3_flow.zoo.bench.results import read_rows, unfinished
-from sb3_flow.zoo.bench.runner import add_runner_flags, make, place_of, report, run_folder
+from sb3_flow.zoo.bench.runner import Job, add_runner_flags, place_of, run_all, run_folder
 from sb3_flow.zoo.bench.suites import Plan, Task, load_suite, plans, variants
 from sb3_flow.zoo.bench.training import run
 
@@ -46,19 +44,14 @@ def bench(arguments: Sequence[str] | None = None) -> None:
         suite = dataclasses.replace(suite, tasks={given.env: Task(dataset=given.dataset)})
     own = "" if given.env is None else "-" + given.env.replace("/", "_").replace(":", "_")
     out: Path = (given.out or Path("bench") / f"{Path(given.suite).stem}{own}").absolute()
-    file = out / "results.csv"
     todo = plans(suite, given.tasks, given.algos, given.seeds, list(variants(given.grid)))
-    failed = 0
-    if not given.only_table:
-        left = unfinished(todo, read_rows(file))
-        print(f"{len(todo)} runs, {len(todo) - len(left)} of them finished; results: {file}", flush=True)
-        data = (given.data or Path("bench") / "data").absolute()
+    data = (given.data or Path("bench") / "data").absolute()
+
+    def jobs(left: list[Plan]) -> list[Job]:
         locations = {plan.task: locate_data(plan, data, place.workers) for plan in left}
-        jobs = [(plan, run_folder(out, plan), locations[plan.task]) for plan in left]
-        failed = make(run, jobs, file, place)
-    report(out, file)
-    if failed:
-        sys.exit(f"error: {failed} runs failed; the same command tries them again")
+        return [(plan, run_folder(out, plan), locations[plan.task]) for plan in left]
+
+    run_all(run, todo, jobs, out, place, given.only_table)
 
 
 def _parser() -> argparse.ArgumentParser:

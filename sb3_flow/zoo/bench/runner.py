@@ -26,7 +26,7 @@ from sb3_flow.common.ray_runtime import connected
 from sb3_flow.common.workers import start_worker
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.ray_runs import in_ray_tasks
-from sb3_flow.zoo.bench.results import PHASES, Run, add_row, read_rows, scores_of, table, write_text
+from sb3_flow.zoo.bench.results import PHASES, AnyRun, Run, add_row, read_rows, scores_of, table, unfinished, write_text
 
 Job = tuple[Any, ...]
 """Arguments of ``run``: a plan, the folder of its files, and what else it takes."""
@@ -114,6 +114,35 @@ def make(run: Callable[..., dict[str, Any]], jobs: Sequence[Job], file: Path, pl
             scores = " -> ".join(f"{row[phase]:g}" for phase in PHASES if row[phase] != "")
             print(f"{name}: score {scores}; about {hours:.1f} h left", flush=True)
     return failed
+
+
+def run_all(
+    run: Callable[..., dict[str, Any]],
+    todo: Sequence[AnyRun],
+    jobs: Callable[[list[AnyRun]], Sequence[Job]],
+    out: Path,
+    place: Place,
+    only_table: bool,
+) -> None:
+    """
+    Make the runs that have no row yet, and report on all.
+
+    :param run: makes a run
+    :param todo: all runs
+    :param jobs: gives the arguments of ``run`` for each of the runs that are left
+    :param out: folder of the results
+    :param place: where
+    :param only_table: make none
+    :raises SystemExit: if runs failed
+    """
+    file, failed = out / "results.csv", 0
+    if not only_table:
+        left = unfinished(todo, read_rows(file))
+        print(f"{len(todo)} runs, {len(todo) - len(left)} of them finished; results: {file}", flush=True)
+        failed = make(run, jobs(left), file, place)
+    report(out, file)
+    if failed:
+        sys.exit(f"error: {failed} runs failed; the same command tries them again")
 
 
 def rows(run: Callable[..., dict[str, Any]], jobs: Sequence[Job], out: Path, place: Place) -> Ends:

@@ -32,8 +32,7 @@ import gymnasium as gym
 import rl_zoo3
 
 from sb3_flow.common.checks import check_known, check_whole
-from sb3_flow.zoo.bench.results import read_rows, unfinished
-from sb3_flow.zoo.bench.runner import add_runner_flags, make, place_of, report, run_folder
+from sb3_flow.zoo.bench.runner import add_runner_flags, place_of, run_all, run_folder
 from sb3_flow.zoo.bench.suites import Settings, label, variants
 from sb3_flow.zoo.manager import ZOO_KEYS, ExperimentManager
 from sb3_flow.zoo.sweep.zoo_run import ZooRun, run_zoo
@@ -54,15 +53,8 @@ def sweep(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(words[:split])
     place = place_of(given, own_processes=True)
     out = given.out.absolute()
-    file, failed = out / "results.csv", 0
     todo = sweep_runs(given, words[split + 1 :])
-    if not given.only_table:
-        left = unfinished(todo, read_rows(file))
-        print(f"{len(todo)} runs, {len(todo) - len(left)} of them finished; results: {file}", flush=True)
-        failed = make(run_zoo, [(plan, run_folder(out, plan)) for plan in left], file, place)
-    report(out, file)
-    if failed:
-        sys.exit(f"error: {failed} runs failed; the same command tries them again")
+    run_all(run_zoo, todo, lambda left: [(plan, run_folder(out, plan)) for plan in left], out, place, given.only_table)
 
 
 def _parser() -> argparse.ArgumentParser:
