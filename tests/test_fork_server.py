@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import pytest
+import torch as th
 from async_environments import Clock
+from stable_baselines3.common.policies import ActorCriticPolicy
 from test_async_ppo import SMALL, gone, processes
 
 from sb3_flow import AsyncPPO
@@ -20,7 +23,8 @@ class Reporter(gym.Wrapper):
     def reset(self, **kwargs):
         import on_the_way  # a module of a folder that is on the learner's path alone
 
-        print("collector", os.environ.get("ANSWER"), os.getcwd(), on_the_way.NAME, file=sys.stderr, flush=True)
+        loaded = "torch._dynamo" in sys.modules  # takes a second
+        print("collector", os.environ.get("ANSWER"), os.getcwd(), on_the_way.NAME, loaded, file=sys.stderr, flush=True)
         return super().reset(**kwargs)
 
 
@@ -37,8 +41,25 @@ def test_a_collector_takes_over_what_the_learner_has_now(tmp_path, monkeypatch, 
     model.learn(16)
     pid = model._collectors.pids[0]
     model.close()
-    assert f"collector 42 {tmp_path} here\n" in capfd.readouterr().err
+    assert f"collector 42 {tmp_path} here False\n" in capfd.readouterr().err
     assert processes()[server] == os.getpid() and gone(pid) and fork_server().pid == server
+
+
+class OwnOptimizer(ActorCriticPolicy):
+    """Names its optimizer itself, so that nobody else may."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, optimizer_class=th.optim.RMSprop, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"), [(OwnOptimizer, {}), ("MlpPolicy", {"policy_kwargs": {"optimizer_class": th.optim.RMSprop}})]
+)
+def test_a_policy_with_another_optimizer_collects(policy, options):
+    model = AsyncPPO(policy, Clock(), **SMALL, **options)
+    assert isinstance(model.policy.optimizer, th.optim.RMSprop)
+    model.learn(32)
+    assert model.num_timesteps == 32
 
 
 def test_a_model_learns_on_without_the_server():

@@ -1,6 +1,7 @@
 """The collector process: it steps the environments with a replica of the policy and fills rollouts in shared memory."""
 
 import ctypes
+import inspect
 import mmap
 import os
 import pickle
@@ -11,6 +12,8 @@ import sys
 import threading
 import time
 import traceback
+from collections import defaultdict
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -57,9 +60,25 @@ def set_random_state(state: RandomState, actions: np.random.Generator | None) ->
         actions.bit_generator.state = state[3]
 
 
-def no_learning(_: float) -> float:
-    """Return a learning rate for the replica's optimizer, which is never used."""
-    return 0.0
+def replica(policy_class: type[Any], arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """
+    Make a policy that only acts.
+
+    :param policy_class: class of the policy
+    :param arguments: observation space and action space
+    :param kwargs: further arguments
+    """
+    if "optimizer_class" in inspect.signature(policy_class).parameters:
+        kwargs = {**kwargs, "optimizer_class": NoOptimizer}
+    return policy_class(*arguments, lambda _: 0.0, **kwargs)
+
+
+class NoOptimizer:
+    """Stand where a policy expects its optimizer. Torch's first optimizer imports its compiler, which takes a second."""
+
+    def __init__(self, parameters: Iterable[th.Tensor], lr: float = 0.0, **_: Any):
+        self.param_groups = [{"params": list(parameters), "lr": lr}]
+        self.state: dict[th.Tensor, dict[str, Any]] = defaultdict(dict)
 
 
 class Answers(Protocol):
@@ -140,7 +159,7 @@ class Worker:
         layout, number = setup["layout"], setup["number"]
         self.heartbeat, self.cancelled = (layout.view(block, name)[number : number + 1] for name in SIGNALS)
         policy_class, arguments, kwargs = pickle.loads(setup["policy"])
-        self.policy = policy_class(*arguments, no_learning, **kwargs)
+        self.policy = replica(policy_class, arguments, kwargs)
         self.policy.set_training_mode(False)
         self.native: Any = None
         if setup["native"]:

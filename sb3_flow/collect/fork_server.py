@@ -25,7 +25,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from sb3_flow.collect.collector_process import GRACE, no_learning, run_collector, wake_with_parent
+from sb3_flow.collect.collector_process import GRACE, replica, run_collector, wake_with_parent
 from sb3_flow.compiled import unavailable
 
 COMMAND = "from sb3_flow.collect.fork_server import serve; serve({channel})"
@@ -184,7 +184,7 @@ def fork_server() -> ForkServer:
 def preload() -> None:
     """Act once, since torch, SB3 and numba load much of themselves with the first policy."""
     th.set_num_threads(1)
-    policy = ActorCriticPolicy(spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2), no_learning)
+    policy = replica(ActorCriticPolicy, (spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)), {})
     with th.no_grad():
         policy(th.zeros(1, 1))
     if not unavailable():

@@ -28,10 +28,10 @@ class FlatParameters:
     ``load_state_dict`` or by a callback), copies their numbers and puts the views back.
 
     :param module: network whose parameters are float32 on the CPU
-    :param optimizer: ``torch.optim.Adam`` of these parameters
+    :param optimizer: optimizer of these parameters, with Adam's state
     """
 
-    def __init__(self, module: nn.Module, optimizer: th.optim.Adam):
+    def __init__(self, module: nn.Module, optimizer: th.optim.Optimizer):
         self.parameters, self.optimizer = list(module.parameters()), optimizer
         size = sum(parameter.numel() for parameter in self.parameters)
         # not a tensor of four rows: torch saves all of the memory of which a view is a part

@@ -52,7 +52,6 @@ class NativeLoops:
 
     def __init__(self, policy: ActorCriticPolicy):
         self.policy: Any = policy
-        assert isinstance(policy.optimizer, th.optim.Adam)
         self.flat = FlatParameters(policy, policy.optimizer)
 
         def rows(*modules: nn.Module) -> list[tuple[int, int, int, int]]:
