@@ -44,6 +44,8 @@ def test_arguments_of_ray() -> None:
         AsyncPPO("MlpPolicy", lambda: clocks(1), min_collectors=3, **TWO)
     with pytest.raises(ValueError, match="`collectors` must be"):
         AsyncPPO("MlpPolicy", lambda: clocks(1), **{**TWO, "collectors": "threads"})
+    with pytest.raises(ValueError, match="`lifetime` in `ray_options` cannot be chosen"):
+        AsyncPPO("MlpPolicy", lambda: clocks(1), ray_options={"lifetime": "detached"}, **TWO)
     with pytest.warns(UserWarning, match='`ray_options` has no effect here: `collectors` is "process"'):
         AsyncPPO("MlpPolicy", lambda: clocks(1), ray_options={"num_cpus": 2}, **{**TWO, "collectors": "process"})
 

@@ -128,6 +128,11 @@ def test_seeds_of_the_next_reset_can_be_dropped():
     assert env._seeds == [None, None]
 
 
+def test_methods_of_dummy_vec_env():
+    for name, arguments in {"_save_obs": ["env_idx", "obs"], "_obs_from_buf": []}.items():
+        assert list(inspect.signature(getattr(DummyVecEnv, name)).parameters)[1:] == arguments
+
+
 def test_torch_internals():
     assert th._C._functorch.peek_interpreter_stack() is None
     assert th.autograd.forward_ad._current_level == -1

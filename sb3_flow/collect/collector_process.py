@@ -22,6 +22,7 @@ import torch as th
 from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
 
 from sb3_flow.collect.environment_transfer import (
+    chain,
     normalisers,
     record_normalisers,
     recorded_normalisers,
@@ -30,6 +31,7 @@ from sb3_flow.collect.environment_transfer import (
     unpack,
 )
 from sb3_flow.collect.infos import pack_infos
+from sb3_flow.collect.lean_vec_env import lean
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
@@ -174,6 +176,7 @@ class Worker:
         self.fresh: bool = setup["fresh"]  # take the freshest weights at each step, not the same for the whole rollout
         self.sde_sample_freq: int = setup["sde_sample_freq"]
         self.env = unpack(setup["env"])
+        lean(chain(self.env)[-1])
         self.observation: Any = None
         self.episode_starts = np.ones(self.spec.share, dtype=bool)
 

@@ -12,7 +12,7 @@ from typing import Any
 from sb3_flow.collect.collector_process import GRACE
 from sb3_flow.collect.fork_server import START_TIMEOUT, CollectorError
 from sb3_flow.collect.ray_worker import SIGNALS_GROUP, RayWorker
-from sb3_flow.common.ray_runtime import ACTOR_OPTIONS, connected, head_address, head_answers
+from sb3_flow.common.ray_runtime import connected, head_address, head_answers
 
 TICK = 0.5  # seconds between looks at what may have happened
 LOOK = 2.0  # seconds between looks at the head of the cluster
@@ -67,14 +67,14 @@ class RayPool:
     :param n_collectors: number of actors
     :param setup: what :meth:`RayWorker.prepare` needs
     :param min_collectors: least number of collectors to go on with
-    :param options: options of the actors beside ``ACTOR_OPTIONS``
+    :param options: options of the actors
     :param timeout: seconds without a step after which a collector is killed
     :raises CollectorError: if the collectors do not start
     """
 
     def __init__(self, n_collectors: int, setup: dict[str, Any], min_collectors: int, options: dict[str, Any], timeout: float):
         self.ray = connected('`collectors="ray"`')
-        self.options, self.min_collectors, self.timeout = ACTOR_OPTIONS | options, min_collectors, timeout
+        self.options, self.min_collectors, self.timeout = options, min_collectors, timeout
         self.lost = 0
         # once, since Ray sends the class to the cluster again after each `ray.remote`
         self.actor_class = self.ray.remote(concurrency_groups={SIGNALS_GROUP: 1})(RayWorker)

@@ -2,10 +2,29 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 ACTOR_OPTIONS = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 """Options of our actors, unless others are given."""
+# an actor that comes back, takes calls in another order or outlives its owner does not have what we believe it to have
+RESERVED = ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
+
+
+def checked_actor_options(**argument: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Complete the options of our actors.
+
+    :param argument: an argument, by its name
+    :raises ValueError: if it is not a dictionary, or has an option that cannot be chosen
+    """
+    ((argument_name, given),) = argument.items()
+    if not (given is None or isinstance(given, Mapping)):
+        raise ValueError(f"`{argument_name}` must be a dictionary of options of Ray's actors, but {given!r} was given.")
+    for option in RESERVED:
+        if given and option in given:
+            raise ValueError(f"`{option}` in `{argument_name}` cannot be chosen: actors end with what they serve.")
+    return {**ACTOR_OPTIONS, **(given or {})}
 
 
 def connected(needed_by: str, address: str | None = None) -> Any:

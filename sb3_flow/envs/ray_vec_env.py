@@ -15,12 +15,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from sb3_flow.common.checks import check_minimum, check_whole
 from sb3_flow.common.observations import joined
-from sb3_flow.common.ray_runtime import ACTOR_OPTIONS, connected
+from sb3_flow.common.ray_runtime import checked_actor_options, connected
 
 CLOSE_TIMEOUT = 10.0
 """Seconds that environments have to close, before their actors are ended anyway."""
-# an actor that comes back, takes calls in another order or outlives its RayVecEnv does not have the environments any more
-RESERVED = ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
 
 
 def _pack(value: Any) -> bytes:
@@ -74,16 +72,6 @@ def _actor_class(ray: Any) -> Any:
     return ray.remote(EnvironmentActor)
 
 
-def _checked_options(given: Any) -> dict[str, Any]:
-    """Complete ``actor_options``, and refuse what cannot be chosen."""
-    if not (given is None or isinstance(given, Mapping)):
-        raise ValueError(f"`actor_options` must be a dictionary of options of Ray's actors, but {given!r} was given.")
-    for name in RESERVED:
-        if given and name in given:
-            raise ValueError(f"`{name}` in `actor_options` cannot be chosen: actors end with their environments.")
-    return {**ACTOR_OPTIONS, **(given or {})}
-
-
 class RayVecEnv(VecEnv):
     """
     Environments in actors of a `Ray <https://docs.ray.io>`_ cluster, so on several machines, behind SB3's ``VecEnv``. This
@@ -127,7 +115,7 @@ class RayVecEnv(VecEnv):
         functions = list(env_fns) if isinstance(env_fns, Iterable) else []
         if not functions or not all(map(callable, functions)):
             raise ValueError(f"`env_fns` must be a list of functions that make an environment, but {env_fns!r} was given.")
-        options = _checked_options(actor_options)
+        options = checked_actor_options(actor_options=actor_options)
         each = options["num_cpus"]
         check_minimum(0, start_timeout=start_timeout, num_cpus=each)
         if n_actors is not None:

@@ -45,7 +45,7 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], 
     if policy.squash_output:
         return policy.unscale_action(actions)
     # an unbounded Gaussian samples outside of the bounds
-    bounded: np.ndarray = np.clip(actions, action_space.low, action_space.high)
+    bounded: np.ndarray = np.minimum(np.maximum(actions, action_space.low), action_space.high)  # faster than `np.clip`
     return bounded
 
 

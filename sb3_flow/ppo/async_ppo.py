@@ -28,7 +28,7 @@ from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.shares import Shares
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
-from sb3_flow.common.ray_runtime import connected
+from sb3_flow.common.ray_runtime import checked_actor_options, connected
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.reference import ReferencePolicy
@@ -173,6 +173,7 @@ class AsyncPPO(CollectedPPO):
         check_whole(1, n_collectors=n_collectors, min_collectors=min_collectors)
         if min_collectors > n_collectors:
             raise ValueError(f"`min_collectors` must be at most `n_collectors` ({n_collectors}), but it is {min_collectors}.")
+        checked_actor_options(ray_options=ray_options)
         check_whole(0, max_policy_lag=max_policy_lag)
         check_whole(2, n_slots=n_slots)
         check_whole(1, learner_threads=1 if learner_threads is None else learner_threads)

@@ -19,6 +19,7 @@ from sb3_flow.collect.process_collectors import ProcessCollectors
 from sb3_flow.collect.ray_collectors import RayCollectors
 from sb3_flow.collect.shares import Shares
 from sb3_flow.collect.slots import RolloutSpec
+from sb3_flow.common.ray_runtime import checked_actor_options
 from sb3_flow.common.workers import available_cores
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
@@ -146,7 +147,7 @@ class CollectedPPO(PPO):
             where = "actors of Ray" if self.collectors == "ray" else "processes"
             print(f"Collecting in {self.n_collectors} {where}, {spec.share} environments each")
         if self.collectors == "ray":
-            return RayCollectors(collection, self.min_collectors, self.ray_options or {})
+            return RayCollectors(collection, self.min_collectors, checked_actor_options(ray_options=self.ray_options))
         if self.n_collectors > (cores := available_cores()):
             warnings.warn(
                 f"`n_collectors` is {self.n_collectors}, but this process may use {cores} cores: each collector keeps a core "
