@@ -18,10 +18,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
+from sb3_flow.common.torch_vec_env import TorchVecEnv
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
+from sb3_flow.on_policy.tensor_collection import TensorRollout, collect_tensors
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLoops
@@ -60,6 +62,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     rollout_buffer: EstimatedRollouts
     advantage: Advantage
     native: "NativeLoops | None" = None
+    tensor_rollout: TensorRollout | None = None
     _actions_generator: np.random.Generator | None
 
     @property
@@ -102,6 +105,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :return: False if the callback ended training
         """
         assert self._last_obs is not None, "No previous observation was provided"
+        if isinstance(env, TorchVecEnv) and type(self)._act is RolloutCollection._act:
+            return collect_tensors(self, env, callback, rollout_buffer, n_rollout_steps)
         n_steps = 0
         self._begin_rollout(env, rollout_buffer, use_masking)
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None
@@ -142,10 +147,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
                 alive &= ~dones
 
         if alive is not None and alive.all():
-            warnings.warn(
-                f"No episode ended within `n_steps={n_rollout_steps}` steps: all were cut off there, and are compared by "
-                "their beginnings. For whole episodes `n_steps` must be the environments' time limit."
-            )
+            self._warn_of_cut_episodes(n_rollout_steps)
         if rollout_buffer.pos < rollout_buffer.buffer_size:
             rollout_buffer.shorten()
         with th.no_grad():
@@ -156,6 +158,12 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         callback.on_rollout_end()
 
         return True
+
+    def _warn_of_cut_episodes(self, n_steps: int) -> None:
+        warnings.warn(
+            f"No episode ended within `n_steps={n_steps}` steps: all were cut off there, and are compared by their "
+            "beginnings. For whole episodes `n_steps` must be the environments' time limit."
+        )
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -193,8 +201,9 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             self.policy.reset_noise(self.n_envs)
 
     def _last_observations(self) -> Any:
-        """Convert the last observations to tensors."""
-        return obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        """Convert the last observations to tensors; those of a :class:`TorchVecEnv` on a device are tensors."""
+        first = next(iter(self._last_obs.values())) if isinstance(self._last_obs, dict) else self._last_obs
+        return self._last_obs if isinstance(first, th.Tensor) else obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """Return actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``."""

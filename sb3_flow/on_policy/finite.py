@@ -17,7 +17,9 @@ def _broken(**arrays: Any) -> list[str]:
     """List the names of the arrays (or dictionaries of arrays) that hold a number that is not finite."""
 
     def finite(array: Any) -> bool:
-        return all(map(finite, array.values())) if isinstance(array, dict) else bool(np.isfinite(array).all())
+        if isinstance(array, dict):
+            return all(map(finite, array.values()))
+        return bool((th.isfinite if isinstance(array, th.Tensor) else np.isfinite)(array).all())
 
     return [name.replace("_", " ") for name, array in arrays.items() if not finite(array)]
 

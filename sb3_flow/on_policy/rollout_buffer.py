@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
+from sb3_flow.common.torch_vec_env import on_parts
 from sb3_flow.on_policy.estimators import Estimator
 from sb3_flow.on_policy.minibatches import MinibatchBuffer
 
@@ -96,7 +97,7 @@ class EstimatedRollouts(MinibatchBuffer):
         Add all steps of a rollout at once, or step by step if the buffer's class has its own ``add``. All arrays are
         time-major, ``(n_steps, n_envs)``.
 
-        :param observations: an array, or a dictionary of arrays
+        :param observations: an array, or a dictionary of arrays; tensors of a device stay there, and are read there
         :param actions: actions as sampled
         :param rewards: rewards with the discounted final values
         :param episode_starts: an episode begins at this step
@@ -104,6 +105,7 @@ class EstimatedRollouts(MinibatchBuffer):
         :param log_probs: log-probabilities of the policy that acted
         """
         if self.storage.add not in (RolloutBuffer.add, DictRolloutBuffer.add):
+            observations = on_parts(lambda part: part.cpu().numpy() if isinstance(part, th.Tensor) else part, observations)
             for step in range(self.buffer_size):
                 nested = isinstance(observations, dict)
                 seen: Any = {key: part[step] for key, part in observations.items()} if nested else observations[step]
@@ -114,9 +116,19 @@ class EstimatedRollouts(MinibatchBuffer):
         columns |= {"log_probs": log_probs, "observations": observations}
         for name, column in columns.items():
             place = getattr(self, name)
+            if isinstance(column, th.Tensor):
+                setattr(self, name, column.reshape(place.shape))
+                continue
             for key in place if isinstance(place, dict) else [...]:
-                place[key][:] = column[key].reshape(place[key].shape)
+                if isinstance(column[key], th.Tensor):
+                    place[key] = column[key].reshape(place[key].shape)
+                else:
+                    place[key][:] = column[key].reshape(place[key].shape)
         self.pos, self.full = self.buffer_size, True
+
+    def to_torch(self, array: Any, copy: bool = True) -> th.Tensor:
+        """Convert to a tensor of the device, as SB3 does; see also :meth:`fill`."""
+        return array.to(self.device) if isinstance(array, th.Tensor) else super().to_torch(array, copy)
 
     def shorten(self) -> None:
         """Keep only the steps that were added so far; ``reset`` restores the full length."""

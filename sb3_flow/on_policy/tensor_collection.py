@@ -1,0 +1,214 @@
+"""The collection loop over environments that take and return tensors: what a step returns stays on the device."""
+
+import time
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
+
+from sb3_flow.common.torch_vec_env import Infos, TensorStep, TorchVecEnv, on_parts, to_numpy
+from sb3_flow.on_policy.finite import decide
+from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
+
+
+class TensorRollout:
+    """
+    Hold a rollout on the device, time-major, ``(n_steps, n_envs, ...)``. The memory is made at the first step, and stays.
+
+    :param n_steps: steps of each environment
+    """
+
+    def __init__(self, n_steps: int):
+        self.n_steps = n_steps
+        self.columns: dict[str, th.Tensor] = {}
+        self.observations: Any = None
+        self.final: list[tuple[int, Any]] = []
+        """Number and last observations of the episodes that a time limit cut, by step, if the environments tell them."""
+
+    def put(self, step: int, **columns: Any) -> None:
+        """Write columns of a step, shape ``(n_envs, ...)`` each."""
+        for name, column in columns.items():
+            if name not in self.columns:
+                self.columns[name] = column.new_zeros((self.n_steps, *column.shape))
+            self.columns[name][step] = column
+
+    def put_observations(self, step: int, observations: Any) -> None:
+        """Write the observations that a step follows."""
+        if self.observations is None:
+            self.observations = on_parts(lambda part: part.new_zeros((self.n_steps, *part.shape)), observations)
+        for key in observations if isinstance(observations, dict) else [...]:
+            place, part = (self.observations, observations) if key is ... else (self.observations[key], observations[key])
+            place[step] = part
+
+    def put_final(self, found: TensorStep) -> None:
+        """Keep the last observations of episodes that a time limit cut, if the environments tell them at this step."""
+        if found.final_observations is None:
+            return
+        places = (found.truncated & ~found.terminated).nonzero().flatten()
+        if len(places):
+            self.final.append((len(places), to_numpy(on_parts(lambda part: part[places], found.final_observations))))
+
+
+def seen_as_arrays(device: th.device) -> bool:
+    """Say whether tensors of a device can be seen as arrays at no cost."""
+    return device.type == "cpu"
+
+
+def collect_tensors(
+    model: Any, env: TorchVecEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
+) -> bool:
+    """
+    Collect a rollout from a :class:`TorchVecEnv`, for ``RolloutCollection.collect_rollouts``. On the CPU callbacks see arrays
+    in ``locals``, and else tensors; statistics of episodes are written at the end.
+
+    :return: False if the callback ended training
+    """
+    arrays = seen_as_arrays(model.device)
+    if model.tensor_rollout is None or model.tensor_rollout.n_steps != n_rollout_steps:
+        model.tensor_rollout = TensorRollout(n_rollout_steps)
+    record: TensorRollout = model.tensor_rollout
+    record.final = []
+
+    def here(tensors: Any) -> Any:
+        """Bring tensors to the policy's device; on the CPU they are seen as arrays."""
+        return to_numpy(tensors) if arrays else on_parts(lambda part: part.to(model.device), tensors)
+
+    model._begin_rollout(env, rollout_buffer, use_masking=False)
+    alive = th.ones(env.num_envs, dtype=th.bool, device=model.device) if model.whole_episodes else None
+    callback.on_rollout_start()
+    n_steps = 0
+    while n_steps < n_rollout_steps and (alive is None or bool(alive.any())):
+        model._draw_noise(n_steps)
+        observations = on_parts(lambda part: part.to(model.device), env.observations)
+        record.put_observations(n_steps, observations)
+        record.put(n_steps, episode_starts=env.episode_starts.to(model.device))
+        model._last_obs = here(observations)
+        with th.no_grad():
+            act = partial(model._act, env, False)
+            if arrays:
+                actions, values, log_probs, _ = decide(act, model.policy, model._last_obs)
+                actions = th.from_numpy(actions)
+            else:  # a look at each step would wait for the device: `check_actions` looks at the rollout
+                actions, values, log_probs, _ = act()
+        found = env.step_tensors(bounded_tensors(model.policy, model.action_space, actions).to(env.device))
+        model.num_timesteps += env.num_envs
+        new_obs, rewards, dones = here(found.observations), here(found.rewards), here(found.dones)
+        infos = Infos(found, env.started)
+        callback.update_locals(locals() | {"self": model})
+        if not callback.on_step():
+            return False
+        record.put_final(found)
+        resets = th.zeros_like(found.terminated) if found.resets is None else found.resets
+        columns = {"rewards": found.rewards, "terminated": found.terminated, "truncated": found.truncated}
+        columns |= {"returns": found.episode_returns, "lengths": found.episode_lengths, "resets": resets}
+        record.put(n_steps, actions=actions, values=values.flatten(), log_probs=log_probs, **columns)
+        if alive is not None:
+            record.put(n_steps, alive=alive)
+            alive = alive & ~found.dones.to(model.device)
+        n_steps += 1
+    if alive is not None and bool(alive.all()):
+        model._warn_of_cut_episodes(n_rollout_steps)
+    fill_rollout(model, env, record, rollout_buffer, n_steps)
+    model._last_obs = here(env.observations)
+    with th.no_grad():
+        values = model._last_values()
+    model._estimate(rollout_buffer, values, to_numpy(found.dones))
+    # files hold it, and open where there is no such device
+    model._last_obs, model._last_episode_starts = to_numpy(env.observations), to_numpy(env.episode_starts)
+    callback.update_locals(locals() | {"self": model})
+    callback.on_rollout_end()
+    return True
+
+
+def fill_rollout(model: Any, env: TorchVecEnv, record: TensorRollout, rollout_buffer: EstimatedRollouts, n_steps: int) -> None:
+    """Fill the buffer: the columns leave the device together, and the observations stay there."""
+    if n_steps < rollout_buffer.buffer_size:
+        rollout_buffer.pos = n_steps
+        rollout_buffer.shorten()
+    columns = {name: to_numpy(column[:n_steps]) for name, column in record.columns.items()}
+    observations = on_parts(lambda part: part[:n_steps], record.observations)
+    check_actions(model.policy, columns, observations)
+    terminated, cut = columns["terminated"], columns["truncated"] & ~columns["terminated"]
+    alive = columns.get("alive", True) & ~columns["resets"]
+    rollout_buffer.raw_rewards[:], rollout_buffer.alive[:] = columns["rewards"], alive
+    rollout_buffer.terminated[:] = terminated
+    rewards = columns["rewards"].copy()
+    if cut.any():
+        steps, envs = (place.tolist() for place in np.nonzero(cut))
+        last = last_observations(env, record, observations, steps, envs)
+        rows = [on_parts(itemgetter(row), last) for row in range(len(steps))]
+        final = [FinalObservation(*place) for place in zip(steps, envs, rows, strict=True)]
+        with th.no_grad():
+            values = model._values_of(final).cpu().numpy()
+        rewards[steps, envs] += model.gamma * values
+        rollout_buffer.record_final(final, values)
+    if seen_as_arrays(model.device):
+        observations = to_numpy(observations)
+    judged = columns["values"], columns["log_probs"]
+    rollout_buffer.fill(observations, columns["actions"], rewards, columns["episode_starts"], *judged)
+    ended = (terminated | cut) & alive
+    seconds = round(time.time() - env.started, 6)
+    for total, length in zip(columns["returns"][ended].tolist(), columns["lengths"][ended].tolist(), strict=True):
+        model.ep_info_buffer.append({"r": total, "l": length, "t": seconds})
+
+
+def bounded_tensors(policy: ActorCriticPolicy, space: spaces.Space[Any], actions: th.Tensor) -> th.Tensor:
+    """Bring actions that a policy sampled into the bounds of the action space, as ``bounded_actions`` does with arrays."""
+    if not isinstance(space, spaces.Box):
+        return actions
+    low, high = (th.as_tensor(bound, dtype=actions.dtype, device=actions.device) for bound in (space.low, space.high))
+    return low + 0.5 * (actions + 1.0) * (high - low) if policy.squash_output else actions.clamp(low, high)
+
+
+def check_actions(policy: ActorCriticPolicy, columns: dict[str, np.ndarray], observations: Any) -> None:
+    """
+    Refuse a rollout with actions that are not finite.
+
+    :raises FloatingPointError: if an action, or its log-probability, is not finite
+    """
+    broken = [name for name in ("actions", "log_probs") if not np.isfinite(columns[name]).all()]
+    if broken:
+        parts = observations.values() if isinstance(observations, dict) else [observations]
+        finite = all(bool(th.isfinite(part).all()) for part in parts)
+        raise FloatingPointError(
+            f"{type(policy).__name__} decided on actions that are not finite ({', '.join(broken)}). The rollout's "
+            f"observations are {'finite' if finite else 'not finite, either'}. Nothing was learned from this rollout."
+        )
+
+
+def last_observations(env: TorchVecEnv, record: TensorRollout, observations: Any, steps: list[int], envs: list[int]) -> Any:
+    """
+    Find the last observations of episodes that a time limit cut.
+
+    :param observations: those of the rollout, as ``record`` has them
+    :param steps: steps at which the episodes were cut
+    :param envs: environments of these episodes
+    :return: arrays, with a row for each episode
+    """
+    if record.final:
+        found = [rows for _, rows in record.final]
+        if sum(number for number, _ in record.final) != len(steps):
+            raise ValueError("`env` told the last observations of some episodes only; all or none were expected.")
+        if isinstance(observations, dict):
+            return {key: np.concatenate([rows[key] for rows in found]) for key in observations}
+        return np.concatenate(found)
+    if not env.resets_late:  # nobody tells them: those before stand for them
+        return to_numpy(on_parts(lambda part: part[steps, envs], observations))
+
+    def after(part: th.Tensor, present: th.Tensor) -> th.Tensor:
+        """Pick what follows the steps: in the rollout, or after it."""
+        following = [min(step + 1, len(part) - 1) for step in steps]
+        picked = part[following, envs]
+        for row, (step, number) in enumerate(zip(steps, envs, strict=True)):
+            if step + 1 == len(part):
+                picked[row] = present[number]
+        return picked
+
+    if isinstance(env.observations, dict):
+        return to_numpy({key: after(observations[key], part) for key, part in env.observations.items()})
+    return to_numpy(after(observations, env.observations))
