@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from sb3_flow import GRPO, PPO
 from sb3_flow.envs import TensorStep, TorchEnvAdapter, TorchVecEnv
@@ -130,6 +130,48 @@ def test_observations_of_a_device_stay_tensors(nested: bool, monkeypatch: pytest
         assert isinstance(next(iter(model._last_obs.values())) if nested else model._last_obs, np.ndarray)
         found.append(weights(model))
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("options", [{}, {"norm_obs": False}, {"norm_reward": False, "clip_obs": 0.7}, {"training": False}])
+def test_vec_normalize(nested: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(VecNormalize):
+        """Another class may do anything, so it is stepped through NumPy."""
+
+    models = []
+    for arrays, wrapper in ((True, Other), (True, VecNormalize), (False, VecNormalize)):
+        monkeypatch.setattr(tensor_collection, "seen_as_arrays", lambda _, arrays=arrays: arrays)
+        keys = {"norm_obs_keys": ["one"]} if nested and options.get("norm_obs", True) else {}
+        env = wrapper(TorchEnvAdapter(Walk(late=False, nested=nested)), **options, **keys)
+        model = PPO("MultiInputPolicy" if nested else "MlpPolicy", env, backend="torch", **SETTINGS)
+        model.learn(3 * 16 * N)
+        model.learn(16 * N, reset_num_timesteps=False)
+        models.append(model)
+    through, *direct = models
+    assert through.tensor_rollout is None
+    theirs = through.env
+    for model in direct:
+        assert model.tensor_rollout is not None
+        np.testing.assert_allclose(weights(model), weights(through), atol=1e-5)
+        ours = model.env
+        pairs = [(ours.ret_rms, theirs.ret_rms)]
+        if ours.norm_obs:
+            pairs += [(ours.obs_rms["one"], theirs.obs_rms["one"])] if nested else [(ours.obs_rms, theirs.obs_rms)]
+        for one, other in pairs:
+            assert one.count == other.count and isinstance(one.count, float)
+            np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
+            np.testing.assert_allclose(one.var, other.var, rtol=1e-6)
+        np.testing.assert_allclose(ours.returns, theirs.returns, rtol=1e-4, atol=1e-4)
+
+
+def test_statistics_of_rewards_leave_resets_out() -> None:
+    env = VecNormalize(TorchEnvAdapter(Walk(late=True)))
+    model, kept = PPO("MlpPolicy", env, **SETTINGS), Kept()
+    model.learn(4 * 16 * N, callback=kept)
+    steps = sum(int(rollout["alive"].sum()) for rollout in kept.rollouts)
+    assert env.ret_rms.count == pytest.approx(steps + 1e-4) and steps < 4 * 16 * N
+    assert env.ret_rms.var < 500  # a reset step pays 100
+    assert env.obs_rms.count == pytest.approx((4 * 16 + 1) * N + 1e-4)
 
 
 class Kept(BaseCallback):

@@ -18,12 +18,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
-from sb3_flow.common.torch_vec_env import TorchVecEnv
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
 from sb3_flow.on_policy.tensor_collection import TensorRollout, collect_tensors
+from sb3_flow.on_policy.tensor_normalising import of_tensors
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLoops
@@ -105,8 +105,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :return: False if the callback ended training
         """
         assert self._last_obs is not None, "No previous observation was provided"
-        if isinstance(env, TorchVecEnv) and type(self)._act is RolloutCollection._act:
-            return collect_tensors(self, env, callback, rollout_buffer, n_rollout_steps)
+        if type(self)._act is RolloutCollection._act and (tensors := of_tensors(env)) is not None:
+            return collect_tensors(self, tensors, callback, rollout_buffer, n_rollout_steps)
         n_steps = 0
         self._begin_rollout(env, rollout_buffer, use_masking)
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None

@@ -14,6 +14,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from sb3_flow.common.torch_vec_env import Infos, TensorStep, TorchVecEnv, on_parts, to_numpy
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
+from sb3_flow.on_policy.tensor_normalising import NormalisedTensors
+
+TensorEnv = TorchVecEnv | NormalisedTensors
 
 
 class TensorRollout:
@@ -60,14 +63,24 @@ def seen_as_arrays(device: th.device) -> bool:
 
 
 def collect_tensors(
-    model: Any, env: TorchVecEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
+    model: Any, env: TensorEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
 ) -> bool:
     """
-    Collect a rollout from a :class:`TorchVecEnv`, for ``RolloutCollection.collect_rollouts``. On the CPU callbacks see arrays
+    Collect a rollout from environments of tensors, for ``RolloutCollection.collect_rollouts``. On the CPU callbacks see arrays
     in ``locals``, and else tensors; statistics of episodes are written at the end.
 
     :return: False if the callback ended training
     """
+    try:
+        return _collect(model, env, callback, rollout_buffer, n_rollout_steps)
+    finally:
+        if isinstance(env, NormalisedTensors):
+            env.write()
+
+
+def _collect(
+    model: Any, env: TensorEnv, callback: BaseCallback, rollout_buffer: EstimatedRollouts, n_rollout_steps: int
+) -> bool:
     arrays = seen_as_arrays(model.device)
     if model.tensor_rollout is None or model.tensor_rollout.n_steps != n_rollout_steps:
         model.tensor_rollout = TensorRollout(n_rollout_steps)
@@ -99,6 +112,8 @@ def collect_tensors(
         model.num_timesteps += env.num_envs
         new_obs, rewards, dones = here(found.observations), here(found.rewards), here(found.dones)
         infos = Infos(found, env.started)
+        if arrays and isinstance(env, NormalisedTensors):
+            env.write()  # a callback may evaluate with them
         callback.update_locals(locals() | {"self": model})
         if not callback.on_step():
             return False
@@ -125,7 +140,7 @@ def collect_tensors(
     return True
 
 
-def fill_rollout(model: Any, env: TorchVecEnv, record: TensorRollout, rollout_buffer: EstimatedRollouts, n_steps: int) -> None:
+def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buffer: EstimatedRollouts, n_steps: int) -> None:
     """Fill the buffer: the columns leave the device together, and the observations stay there."""
     if n_steps < rollout_buffer.buffer_size:
         rollout_buffer.pos = n_steps
@@ -181,7 +196,7 @@ def check_actions(policy: ActorCriticPolicy, columns: dict[str, np.ndarray], obs
         )
 
 
-def last_observations(env: TorchVecEnv, record: TensorRollout, observations: Any, steps: list[int], envs: list[int]) -> Any:
+def last_observations(env: TensorEnv, record: TensorRollout, observations: Any, steps: list[int], envs: list[int]) -> Any:
     """
     Find the last observations of episodes that a time limit cut.
 

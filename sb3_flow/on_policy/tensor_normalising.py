@@ -1,0 +1,135 @@
+"""SB3's ``VecNormalize`` around environments of tensors: its statistics as tensors, while a rollout is collected."""
+
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv
+
+
+class RunningMoments:
+    """
+    Hold running statistics as tensors.
+
+    :param statistic: SB3's statistics, which these begin with
+    :param device: device of the tensors
+    """
+
+    def __init__(self, statistic: RunningMeanStd, device: th.device):
+        self.statistic = statistic
+        self.mean, self.var = (th.tensor(part, dtype=th.float64, device=device) for part in (statistic.mean, statistic.var))
+        self.count = th.tensor(statistic.count, dtype=th.float64, device=device)
+
+    def update(self, values: th.Tensor, counts: th.Tensor | None = None) -> None:
+        """
+        Add a batch by the parallel variance.
+
+        :param values: shape ``(n_envs, ...)``
+        :param counts: rows that count, bool ``(n_envs,)``; None for all
+        """
+        values = values.to(th.float64)
+        if counts is None:
+            n: Any = float(len(values))
+            mean, var = values.mean(dim=0), values.var(dim=0, correction=0)
+        else:
+            weight = counts.to(th.float64).reshape(-1, *[1] * (values.dim() - 1))
+            n = weight.sum()
+            mean = (weight * values).sum(dim=0) / n.clamp(min=1.0)
+            var = (weight * (values - mean) ** 2).sum(dim=0) / n.clamp(min=1.0)
+        total, delta = self.count + n, mean - self.mean
+        self.mean = self.mean + delta * n / total
+        self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
+        self.count = total
+
+    def write(self) -> None:
+        """Write the numbers back to SB3's statistics."""
+        self.statistic.mean, self.statistic.var = self.mean.cpu().numpy(), self.var.cpu().numpy()
+        self.statistic.count = float(self.count)
+
+
+class NormalisedTensors:
+    """
+    See a :class:`TorchVecEnv` through a ``VecNormalize``, for the time of a rollout. Steps that only reset an environment do
+    not count for the statistics of rewards.
+
+    :param wrapper: the normaliser; :meth:`write` brings its statistics up to date
+    :param env: the environments in it
+    """
+
+    def __init__(self, wrapper: VecNormalize, env: TorchVecEnv):
+        self.wrapper, self.env, self.num_envs, self.resets_late = wrapper, env, env.num_envs, env.resets_late
+        self._read()
+
+    def _read(self) -> None:
+        wrapper, self.device = self.wrapper, self.env.device
+        self.started = self.env.started
+        statistics: Any = getattr(wrapper, "obs_rms", {}) if wrapper.norm_obs else {}
+        self._of_observations = {
+            key: RunningMoments(statistic, self.device)
+            for key, statistic in (statistics if isinstance(statistics, dict) else {"": statistics}).items()
+        }
+        self._of_returns = RunningMoments(wrapper.ret_rms, self.device)
+        self._returns = th.as_tensor(wrapper.returns, dtype=th.float64, device=self.device)
+        self.observations = self._normalised(self.env.observations)
+
+    @property
+    def episode_starts(self) -> th.Tensor:
+        """Return where the next step begins an episode."""
+        return self.env.episode_starts
+
+    def reset(self) -> Any:
+        """Reset all environments; return arrays."""
+        observations = self.wrapper.reset()
+        self._read()
+        return observations
+
+    def _normalised(self, observations: Tensors) -> Any:
+        def part(key: str, values: th.Tensor) -> th.Tensor:
+            if key not in self._of_observations:
+                return values
+            moments, limit = self._of_observations[key], self.wrapper.clip_obs
+            scaled = (values - moments.mean) / th.sqrt(moments.var + self.wrapper.epsilon)
+            return scaled.clamp(-limit, limit).to(th.float32)
+
+        if isinstance(observations, dict):
+            return {key: part(key, values) for key, values in observations.items()}
+        return part("", observations)
+
+    def step_tensors(self, actions: th.Tensor) -> TensorStep:
+        """Step all environments, and normalise what they return, as ``VecNormalize.step_wait`` does."""
+        wrapper, found = self.wrapper, self.env.step_tensors(actions)
+        seen = found.observations
+        if wrapper.training:
+            for key, moments in self._of_observations.items():
+                moments.update(seen[key] if isinstance(seen, dict) else seen)
+            counts = None if found.resets is None else ~found.resets
+            returns = self._returns * wrapper.gamma + found.rewards
+            self._returns = returns if counts is None else th.where(counts, returns, self._returns)
+            self._of_returns.update(self._returns, counts)
+        rewards = found.rewards
+        if wrapper.norm_reward:
+            limit = wrapper.clip_reward
+            rewards = (rewards / th.sqrt(self._of_returns.var + wrapper.epsilon)).clamp(-limit, limit).to(th.float32)
+        self._returns = th.where(found.dones, 0.0, self._returns)
+        self.observations = self._normalised(seen)
+        final = None if found.final_observations is None else self._normalised(found.final_observations)
+        step = TensorStep(self.observations, rewards, found.terminated, found.truncated, final, found.resets)
+        step.episode_returns, step.episode_lengths = found.episode_returns, found.episode_lengths
+        return step
+
+    def write(self) -> None:
+        """Bring the statistics of the ``VecNormalize`` up to date."""
+        for moments in (*self._of_observations.values(), self._of_returns):
+            moments.write()
+        self.wrapper.returns = self._returns.cpu().numpy()
+
+
+def of_tensors(env: VecEnv) -> TorchVecEnv | NormalisedTensors | None:
+    """Find what steps an environment by tensors, which may have a ``VecNormalize`` around it; None if nothing does."""
+    if isinstance(env, TorchVecEnv):
+        return env
+    if type(env) is VecNormalize and isinstance(env.venv, TorchVecEnv):
+        return NormalisedTensors(env, env.venv)
+    return None
