@@ -208,17 +208,21 @@ def gather(
     return kept, finals
 
 
-def check_lengths(columns: Mapping[str, Column]) -> None:
-    """Check that all columns have the same number of rows, and not 0."""
+def check_lengths(columns: Mapping[str, Column], where: str = "") -> None:
+    """
+    Check that all columns have the same number of rows, and not 0.
+
+    :param where: begins the message, with a colon and a space
+    """
     reference = next(iter(columns.values()))
     for column in columns.values():
         if column.shape[0] != reference.shape[0]:
             raise ValueError(
-                f"{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
+                f"{where}{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
                 "every array needs a row per transition"
             )
     if reference.shape[0] == 0:
-        raise ValueError(f"the dataset is empty: {reference.name} has 0 rows")
+        raise ValueError(f"{where}the dataset is empty: {reference.name} has 0 rows")
 
 
 def under(columns: Mapping[str, Column], name: str) -> dict[str, Column]:
