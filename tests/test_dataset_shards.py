@@ -314,3 +314,6 @@ def test_mapped_rows_are_not_copied_into_memory(tmp_path: Path) -> None:
     assert anonymous_bytes() - before < 30e6, "actions alone have 80 MB, flags as numbers 40 MB"
     assert dataset.behaviour_return.value == 0 and anonymous_bytes() - before < 30e6
     assert (batch.actions == th.tensor(-0.5)).all()
+    mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+    flags = [mapping.split("VmFlags:")[1].split() for mapping in mappings if "-observations.npy" in mapping]
+    assert flags and all("rr" in found for found in flags), "a row brings its whole neighbourhood into memory"

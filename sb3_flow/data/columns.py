@@ -6,6 +6,7 @@ belong. So loading needs little more memory than the arrays that result, and the
 """
 
 import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,16 @@ def row_slices(array: np.ndarray) -> Iterator[slice]:
     rows = block_rows(array.shape, array.dtype)
     for first in range(0, len(array), rows):
         yield slice(first, min(first + rows, len(array)))
+
+
+def expect_random_reads(array: np.ndarray) -> None:
+    """
+    Let the system read no more than the pages that are asked for, of an array in a mapped file. Otherwise each row that is
+    drawn brings many neighbours, which push out other rows where the file is larger than memory.
+    """
+    mapped: Any = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
 
 
 @dataclass

@@ -299,10 +299,10 @@ class OfflineDataset:
 
     def sparse_rewards(self) -> "OfflineDataset":
         """Make the dataset, sharing arrays, with rewards -1 where they are not 0, as used for OGBench's scene and puzzle."""
+        source = f"{self.source} (sparse rewards)"
 
         def change(part: OfflineDataset) -> OfflineDataset:
-            rewards = np.where(part.rewards != 0, np.float32(-1), np.float32(0))
-            return part.replace(f"{self.source} (sparse rewards)", rewards=rewards)
+            return part.replace(source, rewards=np.where(part.rewards != 0, np.float32(-1), np.float32(0)))
 
         return self.changed_by(change)
 

@@ -122,4 +122,6 @@ def _check_alone(
         parts = source.read([path], in_memory, observation_space, action_space)
         checked(parts, observation_space, action_space)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from error

@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
-from sb3_flow.data.columns import map_arrays
+from sb3_flow.data.columns import expect_random_reads, map_arrays
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
 from sb3_flow.data.rows import Rows, StoredSteps
@@ -200,6 +200,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
+        if self.storage == "cpu":  # of the other arrays a page has so many rows that they are in memory soon
+            map_arrays(expect_random_reads, dataset.observations)
+            expect_random_reads(dataset.actions)
         self._stored.offline = Rows(*(self._tensors(array) for array in arrays))
         self._stored.final_observations = self._tensors(self._shaped(dataset.final_observations))
         self._build_table(table)

@@ -83,8 +83,8 @@ class StoredSteps:
             from_offline = select(offline, offline_rows)
             if name == "actions":
                 limit = 1.0 - ACTION_MARGIN
-                scaled = 2.0 * (from_offline - self._low) / self._width - 1.0
-                from_offline = scaled.clamp(-limit, limit).to(online.dtype)
+                scaled = (from_offline - self._low).mul_(2.0).div_(self._width).sub_(1.0)
+                from_offline = scaled.clamp_(-limit, limit).to(online.dtype)
             if is_offline is None or online_rows is None:
                 return from_offline
             mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))
