@@ -1,5 +1,6 @@
 """Folders of .npz files as one dataset: in memory, mapped, and files that take turns while a model trains."""
 
+import pickle
 import re
 import warnings
 from pathlib import Path
@@ -266,6 +267,26 @@ def test_files_that_change_while_a_model_trains(tmp_path: Path) -> None:
     last.write_bytes(content)
     model.learn_offline(rotating(tmp_path), 1, log_interval=None)
     assert present(model) == [2, 3]
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "set-001.npz").unlink()
+    (tmp_path / "set-002.npz").unlink()
+    with pytest.warns(UserWarning, match=f"files of the numbers 001, 002 are missing in {tmp_path}"):
+        assert len(OfflineDataset.load(f"npz:{tmp_path}")) == 3 * 7
+    (tmp_path / "set-001.npz").symlink_to(tmp_path / "nothing")
+    (tmp_path / "set-002.npz").symlink_to(tmp_path / "set-003.npz")
+    with pytest.raises(FileNotFoundError, match=r"set-001.npz"):
+        OfflineDataset.load(f"npz:{tmp_path}")
+
+
+def test_copies_and_pickles_go_on_taking_turns(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    dataset = rotating(tmp_path)
+    other = pickle.loads(pickle.dumps(dataset))
+    assert_same(other, dataset)
+    assert_same(OfflineDataset.of_turn(other.rotation.after(6), ""), OfflineDataset.of_turn(dataset.rotation.after(6), ""))
 
 
 def test_folders_without_files_and_limits(tmp_path: Path) -> None:

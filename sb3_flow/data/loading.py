@@ -1,5 +1,6 @@
 """Loads a location: into memory, into a folder of mapped files, or, of files that are too many for that, a few at a time."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,15 +86,21 @@ def _load_files(
             f"`max_memory={max_memory}` is too little: two turns are in memory while files take turns, and "
             f"{source.files[sizes.index(largest)]} alone needs {largest} bytes. Give at least {2 * largest}, or `mmap_dir`"
         )
-    given = [observation_space, action_space]
+    files_per_turn = int(max_memory) // 2 // largest
+    parts = _read(source, source.files[:files_per_turn], in_memory, observation_space, action_space)
+    read = partial(_read_of, location, parts.observation_space, parts.action_space)  # later turns have the spaces of the first
+    return Loaded(parts, location, Rotation(source.files, stamps, files_per_turn, int(steps_per_file), read))
 
-    def read(files: list[Path]) -> Parts:
-        return _read(source, files, in_memory, *given)
 
-    rotation = Rotation(source.files, stamps, int(max_memory) // 2 // largest, int(steps_per_file), read)
-    parts = rotation.rows()
-    given[:] = [parts.observation_space, parts.action_space]  # later turns have the spaces of the first
-    return Loaded(parts, location, rotation)
+def _read_of(
+    location: str,
+    observation_space: spaces.Space[Any] | None,
+    action_space: spaces.Space[Any] | None,
+    files: list[Path],
+) -> Parts:
+    """Read and check the rows of some files of a location."""
+    prefix, where = resolve(location)
+    return _read(SOURCES[prefix](where), files, in_memory, observation_space, action_space)
 
 
 def _read(

@@ -1,6 +1,7 @@
 """Datasets in folders of .npz files: their arrays one after another, and files that take turns in memory."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,18 @@ from sb3_flow.data.columns import Column, Parts, observation_dtype, under
 
 def npz_files(folder: Path) -> list[Path]:
     """List the .npz files of a folder by name, without those for validation (``-val.npz``), as the reference (QC) does."""
-    return [path for path in sorted(folder.glob("*.npz")) if path.is_file() and not path.name.endswith("-val.npz")]
+    return [path for path in sorted(folder.glob("*.npz")) if not path.name.endswith("-val.npz")]
+
+
+def missing_numbers(files: Sequence[Path]) -> list[str]:
+    """List the numbers that are left out of names which end in numbers (``name-000.npz``, ``name-002.npz``: 001)."""
+    found = [re.fullmatch(r".*?(\d+)", path.stem) for path in files]
+    texts = [match[1] for match in found if match is not None]
+    if len(texts) < len(files):
+        return []
+    numbers = sorted(map(int, texts))
+    left_out = sorted(set(range(numbers[0], numbers[-1])) - set(numbers)) if numbers[-1] - numbers[0] < 10 * len(files) else []
+    return [str(number).zfill(len(texts[0])) for number in left_out]
 
 
 def _chain(columns: Sequence[Column], rows: int) -> Iterator[np.ndarray]:

@@ -16,6 +16,7 @@ npz        terminated                  trajectory_ends
 """
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ from sb3_flow.data.ogbench import ogbench_columns, read_ogbench, single_task
 from sb3_flow.data.oracles import EXPERT_FAMILIES
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.robomimic import read_robomimic
-from sb3_flow.data.shards import inner_borders, joined, npz_files
+from sb3_flow.data.shards import inner_borders, joined, missing_numbers, npz_files
 from sb3_flow.data.transitions import OTHER_NAMES, assemble, breaks, translation
 
 OGBENCH_DATA = Path("~/.ogbench/data")
@@ -81,6 +82,8 @@ def _files_of(folder: Path, location: str) -> list[Path]:
     files = npz_files(folder)
     if not files:
         raise ValueError(f"'{location}': the folder {folder} holds no .npz file (-val.npz files do not count)")
+    if missing := missing_numbers(files):
+        warnings.warn(f"'{location}': files of the numbers {', '.join(missing)} are missing in {folder}", stacklevel=2)
     return files
 
 
