@@ -68,6 +68,12 @@ def test_scripts(page, script, dataset, tmp_path, monkeypatch):
     if "log.npz" in script:
         rows = {name: getattr(dataset, name) for name in re.findall(r'log\["(\w+)"\]', script)}
         np.savez("log.npz", **rows)
+    if "my_files" in script:
+        Path("my_files").mkdir()
+        fields = ("observations", "rewards", "terminated", "trajectory_ends", "next_observations")
+        rows = {name: getattr(dataset, name) for name in fields}
+        for number in range(2):
+            np.savez(f"my_files/{number}.npz", actions=dataset.actions / 2, **rows)
     if "import ogbench" in script:
         assert len(script.strip().splitlines()) <= 12
         generate("pointmaze-medium-navigate", 2, out=tmp_path / "data", episode_length=60, progress_bar=False)

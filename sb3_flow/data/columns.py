@@ -6,6 +6,7 @@ belong. So loading needs little more memory than the arrays that result, and the
 """
 
 import math
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,16 @@ def row_slices(array: np.ndarray) -> Iterator[slice]:
     rows = block_rows(array.shape, array.dtype)
     for first in range(0, len(array), rows):
         yield slice(first, min(first + rows, len(array)))
+
+
+def expect_random_reads(array: np.ndarray) -> None:
+    """
+    Let the system read no more than the pages that are asked for, of an array in a mapped file. Otherwise each row that is
+    drawn brings many neighbours, which push out other rows where the file is larger than memory.
+    """
+    mapped: Any = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
 
 
 @dataclass
@@ -208,17 +219,21 @@ def gather(
     return kept, finals
 
 
-def check_lengths(columns: Mapping[str, Column]) -> None:
-    """Check that all columns have the same number of rows, and not 0."""
+def check_lengths(columns: Mapping[str, Column], where: str = "") -> None:
+    """
+    Check that all columns have the same number of rows, and not 0.
+
+    :param where: begins the message, with a colon and a space
+    """
     reference = next(iter(columns.values()))
     for column in columns.values():
         if column.shape[0] != reference.shape[0]:
             raise ValueError(
-                f"{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
+                f"{where}{column.name} has {column.shape[0]} rows but {reference.name} has {reference.shape[0]}: "
                 "every array needs a row per transition"
             )
     if reference.shape[0] == 0:
-        raise ValueError(f"the dataset is empty: {reference.name} has 0 rows")
+        raise ValueError(f"{where}the dataset is empty: {reference.name} has 0 rows")
 
 
 def under(columns: Mapping[str, Column], name: str) -> dict[str, Column]:

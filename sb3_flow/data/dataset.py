@@ -1,6 +1,7 @@
 """Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.data import storage
-from sb3_flow.data.columns import Allocate, Parts, array_column, entries, flags, in_memory, map_arrays
-from sb3_flow.data.locations import resolve
+from sb3_flow.data.columns import Parts, array_column, entries, flags, in_memory, map_arrays
+from sb3_flow.data.loading import load
 from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer
 from sb3_flow.data.returns import BehaviourReturn, behaviour_return, trajectory_returns
-from sb3_flow.data.sources import SOURCES, require_extra
+from sb3_flow.data.shards import Rotation
+from sb3_flow.data.sources import require_extra
 from sb3_flow.data.summary import describe
 from sb3_flow.data.transitions import assemble, check_names, columns_of_arrays
 from sb3_flow.data.validation import check_action_space, check_observations, check_space, checked
@@ -47,6 +49,9 @@ class OfflineDataset:
     :param action_space: as the environment's, a bounded Box
     :param source: names the data in messages
     """
+
+    rotation: Rotation | None = None
+    """The files that take turns in memory, of a dataset whose arrays are the rows of some of the files; see :meth:`load`."""
 
     def __init__(
         self,
@@ -80,7 +85,8 @@ class OfflineDataset:
         return self  # read-only, and perhaps larger than memory
 
     def __repr__(self) -> str:
-        return f"OfflineDataset({self.source!r}, {len(self)} rows, {self.n_trajectories} trajectories)"
+        part = f", {self.rotation}" if self.rotation else ""
+        return f"OfflineDataset({self.source!r}, {len(self)} rows, {self.n_trajectories} trajectories{part})"
 
     @cached_property
     def trajectories(self) -> np.ndarray:
@@ -186,6 +192,8 @@ class OfflineDataset:
         mmap_dir: str | Path | None = None,
         observation_space: spaces.Space[Any] | None = None,
         action_space: spaces.Space[Any] | None = None,
+        max_memory: int = 1 << 30,
+        steps_per_file: int = 1000,
     ) -> "OfflineDataset":
         """
         Load ``"prefix:where"``, or a folder that :meth:`save` wrote. Nothing is ever downloaded.
@@ -201,6 +209,11 @@ class OfflineDataset:
         ``npz:<folder>``                              a folder of :meth:`save`, opened memory-mapped and read once to check it
         ============================================  ======================================================================
 
+        With ``ogbench:...@<folder>`` and ``npz:<folder>`` all .npz files of a folder are one dataset, without those named
+        ``...-val.npz``; each file ends a trajectory. If the files are larger than ``max_memory`` they take turns: a model
+        trains on the rows of some files for ``steps_per_file`` gradient steps per file, then the next files are read, as in
+        the reference implementation (QC). With ``mmap_dir`` batches come from all files.
+
         :param location: as above
         :param mmap_dir: for data larger than memory: convert the source into this folder by blocks and open the result
             memory-mapped. A folder that was finished from the same unchanged files is opened as it is. A killed conversion
@@ -208,38 +221,17 @@ class OfflineDataset:
         :param observation_space: for sources that do not record it (d4rl, npz file), default as in :meth:`from_arrays`; for
             other sources it replaces the recorded space. The data must fit
         :param action_space: likewise
+        :param max_memory: of a folder of .npz files, bytes to hold in memory; files take turns in halves of it, because the
+            rows of the first turn stay in memory with the dataset
+        :param steps_per_file: gradient steps of a turn, per file
         :raises ValueError: for an unknown prefix, damaged files and data that cannot be trained on
         :raises FileNotFoundError: if there is no such file
         :raises ImportError: naming the extra that is needed
         """
-        if not isinstance(location, str):
-            raise TypeError(f"location must be a string 'prefix:where', got {type(location).__name__}")
-        check_space("observation_space", observation_space)
-        check_space("action_space", action_space)
-        prefix, where = resolve(location)
-        folder = Path(where).expanduser()
-        if prefix == "npz" and folder.is_dir():
-            if mmap_dir is not None:
-                raise ValueError(f"`mmap_dir` is for files; the folder {folder} is opened memory-mapped where it is")
-            return cls._of(storage.open_folder(folder, observation_space, action_space), f"{prefix}:{where}")
-        source = SOURCES[prefix](where)
-
-        def read(allocate: Allocate) -> Parts:
-            parts = source.read(allocate, observation_space, action_space)
-            return checked(parts, observation_space, action_space)
-
-        try:
-            if mmap_dir is None:
-                return cls._of(read(in_memory), location)
-            origin = {
-                "location": location,
-                "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in source.files],
-                "spaces": [space and storage.space_to_json(space) for space in (observation_space, action_space)],
-            }
-            return cls._of(storage.convert(Path(mmap_dir).expanduser(), read, location, origin), location)
-        except (ValueError, TypeError) as error:
-            error.add_note(f"while loading '{location}'")
-            raise
+        loaded = load(location, mmap_dir, observation_space, action_space, max_memory, steps_per_file)
+        made = cls._of(loaded.parts, loaded.source)
+        made.rotation = loaded.rotation
+        return made
 
     @classmethod
     def _of(cls, parts: Parts, source: str) -> "OfflineDataset":
@@ -254,8 +246,42 @@ class OfflineDataset:
 
         :param source: names the new data; default: as before
         :param changes: arguments of the constructor
+        :raises ValueError: if files take turns in memory, see :meth:`changed_by`
         """
+        self._need_all_rows("replace", "use changed_by(lambda part: part.replace(...))")
         return self._of(dataclasses.replace(self._parts(), **changes), source or self.source)
+
+    def changed_by(self, change: Callable[["OfflineDataset"], "OfflineDataset"]) -> "OfflineDataset":
+        """
+        Apply a change to the dataset, and, if files take turns in memory, to the rows of each file that is read later.
+
+        :param change: makes a dataset of a dataset, for example by :meth:`replace`
+        """
+        made = change(self._of(self._parts(), self.source))
+        if self.rotation is not None:
+            made.rotation = dataclasses.replace(self.rotation, changes=(*self.rotation.changes, change))
+        return made
+
+    @classmethod
+    def of_turn(cls, rotation: Rotation, source: str) -> "OfflineDataset":
+        """
+        Read the rows of a turn.
+
+        :param rotation: the turn, see :meth:`load`
+        :param source: names the data in messages
+        """
+        made = cls._of(rotation.rows(), source)
+        for change in rotation.changes:
+            made = change(made)
+        made.rotation = rotation
+        return made
+
+    def _need_all_rows(self, method: str, instead: str) -> None:
+        if self.rotation is not None:
+            raise ValueError(
+                f"`{method}` would see {self.rotation} of {self.source} alone, because the files take turns in memory: "
+                f"{instead}, or load with `mmap_dir` or a larger `max_memory`"
+            )
 
     def save(self, path: str | Path) -> None:
         """
@@ -263,7 +289,9 @@ class OfflineDataset:
 
         :param path: the folder; must not exist or be empty
         :raises FileExistsError: if ``path`` is anything else
+        :raises ValueError: if files take turns in memory
         """
+        self._need_all_rows("save", "copy the files")
         path = Path(path).expanduser()
         if storage.is_taken(path):
             raise FileExistsError(f"{path} exists already; save into a new folder")
@@ -271,8 +299,12 @@ class OfflineDataset:
 
     def sparse_rewards(self) -> "OfflineDataset":
         """Make the dataset, sharing arrays, with rewards -1 where they are not 0, as used for OGBench's scene and puzzle."""
-        rewards = np.where(self.rewards != 0, np.float32(-1), np.float32(0))
-        return self.replace(f"{self.source} (sparse rewards)", rewards=rewards)
+        source = f"{self.source} (sparse rewards)"
+
+        def change(part: OfflineDataset) -> OfflineDataset:
+            return part.replace(source, rewards=np.where(part.rewards != 0, np.float32(-1), np.float32(0)))
+
+        return self.changed_by(change)
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """
@@ -310,7 +342,8 @@ class OfflineDataset:
 
     def summary(self) -> str:
         """Describe the dataset in a few lines of text; reads all actions and rewards once."""
-        return describe(self._parts(), self.source, self.trajectories, self.returns, self.behaviour_return)
+        text = describe(self._parts(), self.source, self.trajectories, self.returns, self.behaviour_return)
+        return text + (f"\nin memory       {self.rotation}, which take turns" if self.rotation else "")
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

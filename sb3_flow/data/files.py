@@ -123,5 +123,5 @@ def pick(columns: dict[str, Column], names: list[str], path: Path, optional: tup
     for name, column in picked.items():
         if not column.shape:
             raise ValueError(f"{path}: {name} must be an array with one row per transition, got a group or a single value")
-    check_lengths(picked)
+    check_lengths(picked, f"{path}: ")
     return picked

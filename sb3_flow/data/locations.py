@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sb3_flow.data import storage
 from sb3_flow.data.files import hdf5_columns, npz_columns
+from sb3_flow.data.shards import npz_files
 from sb3_flow.data.sources import SOURCES
 
 
@@ -34,6 +35,8 @@ def _suggestion(location: str, path: Path) -> str:
     if path.is_file():
         return f"; perhaps '{_of_file(path)}{location}'" if _of_file(path) else ""
     if location and path.is_dir():
+        if files := npz_files(path):
+            return f"; perhaps '{_of_file(files[0])}{location}'" if _of_file(files[0]) else ""
         return f"; {path} is no folder that OfflineDataset.save wrote"
     nearest = difflib.get_close_matches(prefix.lower(), SOURCES, 1) if colon else []
     if nearest:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sb3_flow.data.columns import Allocate, Column, Parts, check_numbers, flags, gather, lockstep, observation_dtype
 from sb3_flow.data.files import npz_columns, pick
+from sb3_flow.data.shards import inner_borders, joined
 from sb3_flow.data.validation import check_action_space
 
 WALL_DEPTH = 0.5
@@ -53,19 +54,30 @@ def single_task(name: str) -> SingleTask:
     return SingleTask("-".join(fields[: at - 1] + fields[at:]), "-".join([*fields[:at], fields[-1]]), sparse)
 
 
-def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
+def ogbench_columns(path: Path, task: SingleTask) -> dict[str, Column]:
+    """
+    List the columns of a raw file that a task's transitions and labels are made from.
+
+    :raises ValueError: if the file is damaged or lacks an array
+    """
+    labelled_by = ["qpos", "button_states"] if "scene" in task.env_id or "puzzle" in task.env_id else ["qpos"]
+    return pick(npz_columns(path), ["observations", "actions", "terminals", *labelled_by], path)
+
+
+def read_ogbench(files: list[Path], task: SingleTask, allocate: Allocate) -> Parts:
     """
     Read all transitions. In a file, each episode has a row beyond its transitions, which holds the final observation.
 
-    :param path: the file
+    :param files: one, or several of the same dataset, each of which ends an episode
     :param task: the task that the rewards are computed for
     :param allocate: makes the arrays
-    :raises ValueError: if the file is damaged, holds no transition or is of another environment, or OGBench has no such task
+    :raises ValueError: if a file is damaged, holds no transition or is of another environment, or OGBench has no such task
     """
     relabel_dataset = importlib.import_module("ogbench.relabel_utils").relabel_dataset
-    env_name = task.env_id
-    labelled_by = ["qpos", "button_states"] if "scene" in env_name or "puzzle" in env_name else ["qpos"]
-    columns = pick(npz_columns(path), ["observations", "actions", "terminals", *labelled_by], path)
+    env_name, path = task.env_id, files[0]
+    of_files = [ogbench_columns(each, task) for each in files]
+    columns = joined(files, of_files)
+    labelled_by = [name for name in ("qpos", "button_states") if name in columns]
     try:
         env = gymnasium.make(env_name)
     except gymnasium.error.Error as error:
@@ -80,7 +92,7 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     _check_widths(columns, env, path)
 
     extra = flags(columns["terminals"])  # the row that each episode has beyond its transitions
-    extra[-1] = True
+    extra[inner_borders(of_files)] = extra[-1] = True
     keep = ~extra
     last = keep & np.append(extra[1:], False)
     if not keep.any():
@@ -90,18 +102,21 @@ def read_ogbench(path: Path, task: SingleTask, allocate: Allocate) -> Parts:
     terminated = np.empty(transitions, bool)
     random_state = np.random.get_state()  # relabelling resets the environment, which draws from NumPy's global generator
     try:
-        first = filled = 0
-        for blocks in lockstep(*(columns[name] for name in labelled_by)):
-            states = dict(zip(labelled_by, blocks, strict=True))
-            _check_states(states, env, first, path)
-            rows = keep[first : first + len(blocks[0])]
-            first += len(rows)
-            block = {name: values[rows] for name, values in states.items()}
-            relabel_dataset(env_name, env, block)
-            stop = filled + len(block["qpos"])
-            rewards[filled:stop] = np.where(block["rewards"] != 0, -1, 0) if task.sparse else block["rewards"]
-            terminated[filled:stop] = block["masks"] == 0
-            filled = stop
+        begin = filled = 0
+        for each, of_file in zip(files, of_files, strict=True):
+            first = 0
+            for blocks in lockstep(*(of_file[name] for name in labelled_by)):
+                states = dict(zip(labelled_by, blocks, strict=True))
+                _check_states(states, env, first, each)
+                rows = keep[begin + first : begin + first + len(blocks[0])]
+                first += len(rows)
+                block = {name: values[rows] for name, values in states.items()}
+                relabel_dataset(env_name, env, block)
+                stop = filled + len(block["qpos"])
+                rewards[filled:stop] = np.where(block["rewards"] != 0, -1, 0) if task.sparse else block["rewards"]
+                terminated[filled:stop] = block["masks"] == 0
+                filled = stop
+            begin += first
     finally:
         np.random.set_state(random_state)
         env.close()

@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
-from sb3_flow.data.columns import map_arrays
+from sb3_flow.data.columns import expect_random_reads, map_arrays
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
 from sb3_flow.data.rows import Rows, StoredSteps
@@ -22,9 +22,6 @@ from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_sta
 from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
 
 Storage = Literal["cpu", "device"]
-
-ACTION_MARGIN = 1e-5
-"""Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
@@ -140,7 +137,9 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def _build_tensors(self) -> None:
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
         online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
-        self._stored = StoredSteps(online, self.buffer_size, self.n_envs)
+        assert isinstance(self.action_space, spaces.Box)
+        bounds = (self._tensors(bound.flatten()) for bound in (self.action_space.low, self.action_space.high))
+        self._stored = StoredSteps(online, self.buffer_size, self.n_envs, *bounds)
         self._normalizer = TensorNormalizer(self.storage_device)
         self._build_table(np.zeros((0, 5), dtype=np.int64))
 
@@ -168,8 +167,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def set_offline(self, dataset: OfflineDataset | None) -> None:
         """
-        Put an offline dataset beside the online steps (``None`` takes it away). The arrays are shared, not copied, but
-        for the actions, which are scaled to [-1, 1] as SB3 stores them.
+        Put an offline dataset beside the online steps (``None`` takes it away). The arrays are shared, not copied; samples
+        have actions scaled to [-1, 1], as SB3 stores them.
 
         :param dataset: the dataset, in the layout of ``observation_space``
         :raises ValueError: if its spaces do not match, or it has no window of ``horizon_length`` steps
@@ -191,16 +190,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{int((length < self.horizon_length).sum())} of {len(length)} trajectories of {dataset.source} are shorter "
                 f"than `horizon_length={self.horizon_length}`: they train the policy but not the value function."
             )
-        assert isinstance(self.action_space, spaces.Box)
-        low, high = self.action_space.low, self.action_space.high
-        limit = np.float32(1.0 - ACTION_MARGIN)
-        actions = np.clip(2.0 * (dataset.actions - low) / (high - low) - 1.0, -limit, limit)
-        arrays = (
-            self._shaped(dataset.observations),
-            actions.reshape(len(dataset), self.action_dim).astype(np.float32, copy=False),
-            dataset.rewards,
-            dataset.terminated.astype(np.float32),
-        )
+        actions = dataset.actions.reshape(len(dataset), self.action_dim)
+        arrays = (self._shaped(dataset.observations), actions, dataset.rewards, dataset.terminated)
         n_starts = count_starts(length, dataset.terminated[last], self.horizon_length, self.window_rule)
         trajectory = np.arange(len(first))
         table = np.stack([first, last, np.full_like(first, -1), trajectory, n_starts], axis=1)[n_starts > 0]
@@ -209,10 +200,27 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
+        if self.storage == "cpu":  # of the other arrays a page has so many rows that they are in memory soon
+            map_arrays(expect_random_reads, dataset.observations)
+            expect_random_reads(dataset.actions)
         self._stored.offline = Rows(*(self._tensors(array) for array in arrays))
         self._stored.final_observations = self._tensors(self._shaped(dataset.final_observations))
         self._build_table(table)
         self.offline_dataset = dataset
+
+    def follow_rotation(self, gradient_steps: int) -> None:
+        """
+        Read the rows that are due, of a dataset whose files take turns in memory. The rows of the last turn are let go before.
+
+        :param gradient_steps: of the model, since its beginning
+        """
+        dataset = self.offline_dataset
+        if dataset is None or dataset.rotation is None or (due := dataset.rotation.after(gradient_steps)) is None:
+            return
+        source = dataset.source
+        del dataset
+        self.set_offline(None)
+        self.set_offline(OfflineDataset.of_turn(due, source))
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
         """Store one step of every environment; see ``ReplayBuffer.add``."""
@@ -315,7 +323,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         steps, weights, action_masks = (select(shape, ahead) for shape in shapes)
         rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
         rewards = stored.read("rewards", rows)
-        continues = 1.0 - stored.read("terminated", rows)
+        continues = 1.0 - stored.read("terminated", rows).float()
         next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
         if self.window_rule == "rql":
             bootstrap = continues[:, -1:]

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sb3_flow.data.columns import BLOCK_ROWS, row_slices
+
 LABELLED = "they are walks labelled for this task, which do not start where its episodes do"
 RUN_ON = "they run on after terminated rows, as relabelled walks do, which need not start where the task's episodes do"
 
@@ -40,7 +42,15 @@ def trajectory_returns(rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
     :param first: first row of each trajectory, ``(n_trajectories,)``
     :return: ``(n_trajectories,)``, float64
     """
-    return np.add.reduceat(rewards, first, dtype=np.float64)
+    last = np.append(first[1:], len(rewards)) - 1
+    returns = np.empty(len(first))
+    begin = 0
+    while begin < len(first):  # a block of whole trajectories at a time: NumPy converts all rewards that it sums at once
+        end = max(begin + 1, int(np.searchsorted(last, first[begin] + BLOCK_ROWS)))
+        rows = rewards[first[begin] : last[end - 1] + 1]
+        returns[begin:end] = np.add.reduceat(rows, first[begin:end] - first[begin], dtype=np.float64)
+        begin = end
+    return returns
 
 
 def behaviour_return(returns: np.ndarray, terminated: np.ndarray, trajectory_ends: np.ndarray, source: str) -> BehaviourReturn:
@@ -55,6 +65,6 @@ def behaviour_return(returns: np.ndarray, terminated: np.ndarray, trajectory_end
     """
     mean, n = float(returns.mean()), len(returns)
     error = 1.96 * float(returns.std(ddof=1)) / n**0.5 if n > 1 else 0.0
-    runs_on = bool(np.any(terminated & ~trajectory_ends))
+    runs_on = any((terminated[rows] & ~trajectory_ends[rows]).any() for rows in row_slices(terminated))
     caveat = LABELLED if source.startswith("ogbench:") else RUN_ON if runs_on else ""
     return BehaviourReturn(mean, mean - error, mean + error, n, caveat)

@@ -8,9 +8,15 @@ from stable_baselines3.common.type_aliases import TensorDict
 from sb3_flow.data.columns import map_arrays
 from sb3_flow.data.windows import Windows, select
 
+ACTION_MARGIN = 1e-5
+"""Offline actions are clipped to [-1 + 1e-5, 1 - 1e-5], as in the reference implementations (FQL, QC, RQL)."""
+
 
 class Rows(NamedTuple):
-    """Stored steps, flat along the first dimension."""
+    """
+    Stored steps, flat along the first dimension. Online steps are as SB3 stores them, with actions in [-1, 1]; offline steps
+    are as a dataset has them, with actions in the environment's units and flags as bool.
+    """
 
     observations: th.Tensor | TensorDict
     actions: th.Tensor
@@ -38,9 +44,12 @@ class StoredSteps:
     :param online: rows of the ring, column after column of each step
     :param buffer_size: rows of the ring (per environment)
     :param n_envs: number of columns
+    :param low: lower bounds of actions, flat
+    :param high: upper bounds
     """
 
-    def __init__(self, online: Rows, buffer_size: int, n_envs: int) -> None:
+    def __init__(self, online: Rows, buffer_size: int, n_envs: int, low: th.Tensor, high: th.Tensor) -> None:
+        self._low, self._width = low, high - low
         self.online, self._buffer_size, self._n_envs = online, buffer_size, n_envs
         self.offline: Rows | None = None
         self.final_observations: Any = None  # after the last row of each offline trajectory
@@ -65,13 +74,17 @@ class StoredSteps:
         return Places(column < 0, step.clamp(max=len(self.offline.rewards) - 1), in_ring)
 
     def read(self, name: str, places: Places) -> Any:
-        """Read the field of ``Rows`` with this name at these places."""
+        """Read the field of ``Rows`` with this name at these places; all actions in [-1, 1]."""
         is_offline, offline_rows, online_rows = places
 
         def take(online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
             if offline is None or offline_rows is None:
                 return select(online, online_rows)  # type: ignore[arg-type]
             from_offline = select(offline, offline_rows)
+            if name == "actions":
+                limit = 1.0 - ACTION_MARGIN
+                scaled = (from_offline - self._low).mul_(2.0).div_(self._width).sub_(1.0)
+                from_offline = scaled.clamp_(-limit, limit).to(online.dtype)
             if is_offline is None or online_rows is None:
                 return from_offline
             mask = is_offline.view(is_offline.shape + (1,) * (from_offline.dim() - is_offline.dim()))

@@ -177,7 +177,9 @@ def open_folder(
         raise FileNotFoundError(f"no dataset folder at {path}")
     index = read_index(path)
     if index is None:
-        raise ValueError(f"{path} is not a folder written by OfflineDataset.save (it has no complete {INDEX})")
+        raise ValueError(
+            f"{path} is not a folder written by OfflineDataset.save (it has no complete {INDEX}), and holds no .npz file"
+        )
     return checked(_mapped(path, index), observation_space, action_space, in_place=False)
 
 

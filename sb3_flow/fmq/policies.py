@@ -238,12 +238,14 @@ class FlowMapPolicy(GenerativePolicy):
         generator = th.Generator(self.device).manual_seed(seed)
         self.actor.set_training_mode(True)
         metrics = MetricSums()
+        before = int(self.n_steps)
         steps: Iterable[int] = range(1, gradient_steps + 1)
         if progress_bar:
             from tqdm import tqdm  # part of SB3's [extra], like SB3's own progress bar
 
             steps = tqdm(steps)
         for step in steps:
+            buffer.follow_rotation(before + step - 1)
             self.n_steps += 1
             batch = buffer.sample(batch_size)
             losses = self.behaviour_loss(self.actor.velocity(batch.observations), batch, generator)

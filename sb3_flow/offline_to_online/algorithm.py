@@ -345,6 +345,8 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
             return  # `learning_starts` steps are made, but not yet a whole chunk
         for _ in range(gradient_steps):
+            if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
+                self.replay_buffer.follow_rotation(self._n_updates)
             metrics = self.update(self._sample_windows(batch_size), self.random_streams["update"])
             self._n_updates += 1
             self._metrics.add(metrics, self._n_updates)

@@ -75,7 +75,9 @@ class OfflinePhase(PersistentAlgorithm):
                 "leave `replay_buffer_class` and `n_steps` at their defaults."
             )
         dataset = channels_first(self._load(dataset), self.observation_space)
-        if dataset is not self.replay_buffer.offline_dataset:
+        present = self.replay_buffer.offline_dataset
+        known = present is not None and present.rotation is not None and present.rotation.is_turn_of(dataset.rotation)
+        if dataset is not present and not known:
             self.replay_buffer.set_offline(dataset)
         normalizer = self._vec_normalize_env
         if normalizer is not None and normalizer.training and not has_statistics(normalizer):

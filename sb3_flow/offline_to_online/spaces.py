@@ -51,8 +51,12 @@ def channels_first(dataset: OfflineDataset, observation_space: spaces.Space[Any]
         return dataset
     if isinstance(own, spaces.Dict) and set(own) != set(getattr(observation_space, "spaces", {})):
         return dataset  # check_spaces will refuse it
-    return dataset.replace(
-        observations=map_arrays(view, dataset.observations, own, observation_space),
-        final_observations=map_arrays(view, dataset.final_observations, own, observation_space),
-        observation_space=channels_first_space(own),
-    )
+
+    def change(part: OfflineDataset) -> OfflineDataset:
+        return part.replace(
+            observations=map_arrays(view, part.observations, own, observation_space),
+            final_observations=map_arrays(view, part.final_observations, own, observation_space),
+            observation_space=channels_first_space(own),
+        )
+
+    return dataset.changed_by(change)

@@ -11,7 +11,8 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import ACTION_MARGIN, Storage
+from sb3_flow.data.replay import Storage
+from sb3_flow.data.rows import ACTION_MARGIN
 from sb3_flow.data.table import Sampling
 from sb3_flow.losses import pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode

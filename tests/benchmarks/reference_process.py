@@ -12,7 +12,7 @@ from stable_baselines3.common.torch_layers import get_actor_critic_arch
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_flow import DSRL, FQL, QAM, RLPD, RQL, OfflineDataset
-from sb3_flow.data.replay import ACTION_MARGIN
+from sb3_flow.data.rows import ACTION_MARGIN
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.bench.suites import Settings
 
