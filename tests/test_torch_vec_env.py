@@ -14,7 +14,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from sb3_flow import GRPO, PPO
+from sb3_flow import GRPO, PPO, RecurrentPPO
 from sb3_flow.envs import TensorStep, TorchEnvAdapter, TorchVecEnv
 from sb3_flow.on_policy import tensor_collection
 
@@ -452,6 +452,176 @@ def test_a_class_of_ones_own() -> None:
     assert np.mean([one["l"] for one in list(model.ep_info_buffer)[-20:]]) < 6.5  # always 2 is the best: 5 steps
 
 
+class Careless(Own):
+    """Does to its tensors what the test says."""
+
+    def __init__(self, do: Any = None, late: bool = False, space: Any = None):
+        super().__init__()
+        self.do, self.resets_late, self.number = do, late, 0
+        self.action_space = space or self.action_space
+
+    def _step(self, actions: th.Tensor) -> TensorStep:
+        self.number += 1
+        found = super()._step((actions if actions.dim() == 1 else actions[:, 0]).clone().clamp(0, 2))
+        if self.do:
+            self.do(found, actions, self.number)
+        return found
+
+
+QUICK: dict[str, Any] = {"n_steps": 16, "batch_size": 48, "n_epochs": 1, "seed": 0, "device": "cpu"}
+
+
+def set_to(**values: Any) -> Any:
+    """:return: a change of a step that sets fields"""
+    return lambda found, actions, number: [setattr(found, name, make(found)) for name, make in values.items()]
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (set_to(truncated=lambda found: th.tensor(False)), r"`truncated` of a step must be a tensor of shape \(3,\)"),
+        (set_to(rewards=lambda found: found.rewards[:, None]), r"`rewards` of a step .* shape \(3, 1\)"),
+        (set_to(terminated=lambda found: [False] * 3), r"`terminated` of a step .* gave \[False"),
+        (
+            lambda found, _, number: setattr(
+                found, "observations", found.observations.to(th.float64 if number > 3 else th.float32)
+            ),
+            "`observations` must keep shape and type",
+        ),
+    ],
+)
+def test_steps_of_other_shapes_are_refused(do: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PPO("MlpPolicy", Careless(do), **QUICK).learn(48)
+
+
+def test_types_of_numbers_do_not_matter() -> None:
+    def first_whole(found: TensorStep, actions: th.Tensor, number: int) -> None:
+        found.rewards = found.rewards.long() if number == 1 else found.rewards * 0.3
+        found.terminated = found.terminated.to(th.uint8)
+
+    model = PPO("MlpPolicy", Careless(first_whole), **QUICK)
+    model.learn(48)
+    assert set(np.round(10 * model.rollout_buffer.raw_rewards[1:]).ravel()) == {0.0, 3.0, 6.0}
+    assert model.rollout_buffer.raw_rewards.dtype == np.float32
+    assert all(isinstance(one["r"], float) and one["l"] > 3 for one in model.ep_info_buffer) and model.ep_info_buffer
+
+
+@pytest.mark.parametrize("space", [DISCRETE, spaces.MultiDiscrete([5, 5]), spaces.MultiBinary(2)])
+def test_environments_may_change_the_actions_that_they_are_given(space: Any) -> None:
+    found = []
+    for do in (None, lambda found, actions, number: actions.fill_(1)):
+        model = PPO("MlpPolicy", Careless(do, space=space), **QUICK)
+        model.learn(48)
+        found.append(model.rollout_buffer.actions)
+    np.testing.assert_array_equal(*found)
+    assert len(np.unique(found[0])) > 1
+
+
+def test_no_graph_of_a_differentiable_simulator_is_kept() -> None:
+    def lasting(found: TensorStep, actions: th.Tensor, number: int) -> None:
+        found.observations = found.observations * th.ones(1, requires_grad=True)
+        found.rewards = found.rewards * th.ones(1, requires_grad=True)
+
+    model = PPO("MlpPolicy", Careless(lasting), **QUICK)
+    model.learn(96)
+    assert not model.tensor_rollout.observations.requires_grad and not model.env.observations.requires_grad
+
+
+def test_late_resets_are_not_learned_from_through_numpy() -> None:
+    late = TorchEnvAdapter(Walk(late=True))
+    for model in (PPO("MlpPolicy", ThroughNumPy(late), **SETTINGS), RecurrentPPO("MlpLstmPolicy", late, **SETTINGS)):
+        with pytest.raises(ValueError, match=f"`env` resets one step late .* and {type(model).__name__} steps it through"):
+            model.learn(16 * N)
+    image = Careless(late=True)
+    image.observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"through VecTransposeImage.*channels first"):
+        image._reset = lambda *_: th.zeros((3, 36, 36, 3), dtype=th.uint8)  # type: ignore[method-assign]
+        PPO("CnnPolicy", image, **QUICK).learn(48)
+
+
+def test_what_is_not_told_is_known_through_numpy() -> None:
+    env = TorchEnvAdapter(Walk(late=False, tells=None))
+    seen = env.reset()
+    for _ in range(12):
+        before = seen
+        seen, _, dones, infos = env.step(np.ones((N, 2), np.float32))
+        for number in np.flatnonzero(dones):
+            np.testing.assert_array_equal(infos[number]["terminal_observation"], before[number])
+
+
+def test_last_observations_are_told_always_or_never() -> None:
+    walk = Walk(late=False)
+    step, number = walk.step, iter(range(10_000))
+
+    def forgetful(actions: th.Tensor) -> Any:
+        *others, infos = step(actions)
+        return *others, infos if next(number) < 10 else {}
+
+    walk.step = forgetful  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="told the last observations of some episodes only"):
+        PPO("MlpPolicy", TorchEnvAdapter(walk), **SETTINGS).learn(3 * 16 * N)
+
+
+def test_successes_and_episodes_before_a_stop() -> None:
+    walk = ManiSkill()
+    step = walk.step
+    walk.step = lambda actions: (lambda *found: (*found[:4], {**found[4], "success": found[2] & (th.arange(N) < 2)}))(
+        *step(actions)
+    )
+
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 12
+
+    model = PPO("MlpPolicy", TorchEnvAdapter(walk), **SETTINGS)
+    model.learn(16 * N, callback=Stop())
+    assert len(model.ep_info_buffer) == len(model.ep_success_buffer) > 5
+    assert 0 < sum(model.ep_success_buffer) < len(model.ep_success_buffer)
+
+
+def test_callbacks_find_what_they_know(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    class Looks(BaseCallback):
+        def _on_step(self) -> bool:
+            found, env = self.locals, self.training_env
+            assert found["env"] is self.model.env and found["self"] is self.model
+            shapes = {name: found[name].shape for name in ("new_obs", "rewards", "dones", "actions", "clipped_actions")}
+            assert shapes == {"new_obs": (N, 3), "rewards": (N,), "dones": (N,), "actions": (N, 2), "clipped_actions": (N, 2)}
+            if isinstance(found["new_obs"], np.ndarray):
+                np.testing.assert_allclose(env.normalize_obs(env.get_original_obs()), found["new_obs"], rtol=1e-4, atol=1e-4)
+                np.testing.assert_array_equal(env.normalize_reward(env.get_original_reward()), found["rewards"])
+            self.model.save(tmp_path / "model")
+            return True
+
+    for arrays in (True, False):
+        monkeypatch.setattr(tensor_collection, "seen_as_arrays", lambda _, arrays=arrays: arrays)
+        env = VecNormalize(TorchEnvAdapter(Walk(late=True)))
+        model = PPO("MlpPolicy", env, backend="torch", **(SETTINGS | {"n_steps": 4, "batch_size": 4 * N}))
+        model.learn(2 * 4 * N, callback=Looks())
+        assert isinstance(PPO.load(tmp_path / "model", device="cpu")._last_obs, np.ndarray)
+
+
+def test_a_new_environment_without_a_reset() -> None:
+    model = PPO("MlpPolicy", Own(), **QUICK)
+    model.learn(48)
+    model.set_env(Own(), force_reset=False)
+    model.learn(48, reset_num_timesteps=False)
+    assert model.num_timesteps == 96
+
+
+def test_options_and_rows_of_methods() -> None:
+    env = TorchEnvAdapter(Walk(late=False))
+    env.set_options([{"a": number} for number in range(N)])
+    with pytest.raises(ValueError, match="Options of all environments must be equal"):
+        env.reset()
+    env.envs.masks = lambda: th.arange(N)[:, None] > th.arange(3)
+    assert [row.tolist() for row in env.env_method("masks")] == [[number > k for k in range(3)] for number in range(N)]
+    env.envs.number = lambda: 3
+    assert env.env_method("number") == [3] * N
+    with pytest.raises(ValueError, match='`autoreset` is "next_step", but Walk says "same_step"'):
+        TorchEnvAdapter(Walk(late=False), autoreset="next_step")
+
+
 def test_gymnasiums_environments_on_jax() -> None:
     pytest.importorskip("flax")
     from gymnasium.wrappers.vector import JaxToTorch
@@ -464,3 +634,4 @@ def test_gymnasiums_environments_on_jax() -> None:
     left_out = sum(int((~rollout["alive"]).sum()) for rollout in kept.rollouts)
     assert ends >= left_out >= ends - 4 and left_out > 3
     assert all(one["r"] == one["l"] for one in model.ep_info_buffer)  # CartPole pays 1 for each step
+    assert TorchEnvAdapter(JaxToTorch(gym.make_vec("phys2d/Pendulum-v0", num_envs=2))).resets_late

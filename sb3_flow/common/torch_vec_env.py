@@ -44,6 +44,7 @@ class TensorStep:
         no episode ended, if environments reset a step later, so that ``observations`` are the last, or if they are not known
     :param resets: the step only reset the environment, and its action had no effect, bool, shape ``(n_envs,)``; None if
         environments reset within the step that ends an episode
+    :param successes: the episode that ended was a success, bool, shape ``(n_envs,)``; None if there is no such thing
     """
 
     observations: Tensors
@@ -52,6 +53,7 @@ class TensorStep:
     truncated: th.Tensor
     final_observations: Tensors | None = None
     resets: th.Tensor | None = None
+    successes: th.Tensor | None = None
 
     episode_returns: th.Tensor = field(init=False)
     """Sum of rewards of the present episode, of an ended one where one ended; set by :meth:`TorchVecEnv.step_tensors`."""
@@ -66,14 +68,15 @@ class TensorStep:
 
 class Infos(Sequence[dict[str, Any]]):
     """
-    List SB3's infos of a step, made when they are asked for.
+    List SB3's infos of a step, made when they are asked for, at the latest before the next step.
 
     :param found: the step
     :param started: when the first episode began, in seconds of ``time.time``
+    :param before: observations before the step, which stand for the last ones if nobody tells these
     """
 
-    def __init__(self, found: TensorStep, started: float):
-        self._found, self._started = found, started
+    def __init__(self, found: TensorStep, started: float, before: Tensors):
+        self._found, self._started, self._before = found, started, before
         self._made: list[dict[str, Any]] | None = None
 
     def __len__(self) -> int:
@@ -94,15 +97,18 @@ class Infos(Sequence[dict[str, Any]]):
                 infos[number]["reset_step"] = True
         if not ended:
             return infos
-        last = found.final_observations if found.resets is None else found.observations
-        final = None if last is None else on_parts(np.array, to_numpy(last))
+        last = found.observations
+        if found.resets is None:
+            last = self._before if found.final_observations is None else found.final_observations
+        final = on_parts(np.array, to_numpy(last))
         returns, lengths = to_numpy(found.episode_returns), to_numpy(found.episode_lengths)
         seconds = round(time.time() - self._started, 6)
         for number in ended:
             infos[number]["TimeLimit.truncated"] = bool(truncated[number] and not terminated[number])
             infos[number]["episode"] = {"r": float(returns[number]), "l": int(lengths[number]), "t": seconds}
-            if final is not None:
-                infos[number]["terminal_observation"] = on_parts(itemgetter(number), final)
+            infos[number]["terminal_observation"] = on_parts(itemgetter(number), final)
+            if found.successes is not None:
+                infos[number]["is_success"] = bool(found.successes[number])
         return infos
 
 
@@ -155,7 +161,9 @@ class TorchVecEnv(VecEnv):
 
     def reset_tensors(self) -> Tensors:
         """Reset all environments, with the seed and options of :meth:`seed` and :meth:`set_options`, if there are any."""
-        self.observations = self._reset(self._seeds[0], self._options[0] or None)
+        if any(options != self._options[0] for options in self._options):
+            raise ValueError(f"Options of all environments must be equal, since they reset together, but are {self._options}.")
+        self.observations = on_parts(th.Tensor.detach, self._reset(self._seeds[0], self._options[0] or None))
         self._reset_seeds()
         self._reset_options()
         first = next(iter(self.observations.values())) if isinstance(self.observations, dict) else self.observations
@@ -174,7 +182,7 @@ class TorchVecEnv(VecEnv):
         :param actions: shape ``(n_envs, ...)``
         :return: what the environments returned, and statistics of the episodes
         """
-        found = self._step(actions)
+        found = self._checked(self._step(actions))
         self.observations, dones = found.observations, found.dones
         if self.resets_late:
             found.resets = self._ended
@@ -188,6 +196,27 @@ class TorchVecEnv(VecEnv):
         self._returns, self._lengths = th.where(dones, 0.0, self._returns), th.where(dones, 0, self._lengths)
         return found
 
+    def _checked(self, found: TensorStep) -> TensorStep:
+        """Bring a step into the types of :class:`TensorStep`, without gradients; refuse other shapes."""
+
+        def flat(name: str, dtype: th.dtype) -> th.Tensor:
+            given = getattr(found, name)
+            if not isinstance(given, th.Tensor) or given.shape != (self.num_envs,):
+                shown = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, th.Tensor) else repr(given)
+                raise ValueError(
+                    f"`{name}` of a step must be a tensor of shape ({self.num_envs},), but {type(self).__name__} gave {shown}."
+                )
+            return given.detach().to(dtype)
+
+        found.rewards = flat("rewards", th.float32)
+        found.terminated, found.truncated = flat("terminated", th.bool), flat("truncated", th.bool)
+        if found.successes is not None:
+            found.successes = flat("successes", th.bool)
+        found.observations = on_parts(th.Tensor.detach, found.observations)
+        if found.final_observations is not None:
+            found.final_observations = on_parts(th.Tensor.detach, found.final_observations)
+        return found
+
     def reset(self) -> VecEnvObs:
         """Reset all environments; return arrays."""
         observations: VecEnvObs = on_parts(np.array, to_numpy(self.reset_tensors()))
@@ -195,21 +224,22 @@ class TorchVecEnv(VecEnv):
 
     def step_async(self, actions: np.ndarray) -> None:
         """Keep the actions for :meth:`step_wait`."""
-        self._actions = th.as_tensor(actions, device=self.device)
+        self._actions = th.tensor(np.asarray(actions), device=self.device)
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments; return arrays."""
         assert self._actions is not None, "`step_async` was not called"
+        before = on_parts(th.clone, self.observations)  # the environments may use their memory again
         found = self.step_tensors(self._actions)
         if found.resets is not None and not self._warned and bool(found.resets.any()):
             self._warned = True
             warnings.warn(
                 f"{type(self).__name__} resets its environments one step late. Stepped through NumPy, this step looks like "
-                "any other: statistics of episodes do not count it, but an algorithm that learns from arrays learns from it. "
-                "sb3_flow's PPO, GRPO and GSPO step by tensors, and leave it out."
+                "any other: an algorithm that learns from it learns something wrong, and `evaluate_policy` counts episodes "
+                "rightly only without a VecMonitor. sb3_flow's PPO, GRPO and GSPO step by tensors, and leave it out."
             )
         observations = on_parts(np.array, to_numpy(found.observations))
-        infos = list(Infos(found, self.started))
+        infos = list(Infos(found, self.started, before))
         return observations, np.array(to_numpy(found.rewards)), np.array(to_numpy(found.dones)), infos
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -224,9 +254,13 @@ class TorchVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of all environments together; return what it returned, once for each."""
+        """Call a method of all environments together; return each one's row of the result, or, without rows, all of it."""
         self._need_all(indices)
-        return [getattr(self, method_name)(*method_args, **method_kwargs)] * self.num_envs
+        return self._each(getattr(self, method_name)(*method_args, **method_kwargs))
+
+    def _each(self, told: Any) -> list[Any]:
+        told = to_numpy(told) if isinstance(told, th.Tensor) else told
+        return list(told) if isinstance(told, np.ndarray) and told.shape[:1] == (self.num_envs,) else [told] * self.num_envs
 
     def _need_all(self, indices: VecEnvIndices) -> None:
         if indices is not None and len(list(self._get_indices(indices))) < self.num_envs:

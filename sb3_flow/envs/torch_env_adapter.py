@@ -15,6 +15,8 @@ MODES = {"SameStep": "same_step", "NextStep": "next_step"}
 """Gymnasium's ``AutoresetMode`` by value."""
 FINAL = ("final_obs", "final_observation")
 """Names of final observations in infos: Gymnasium's, ManiSkill's."""
+SUCCESS = ("is_success", "success")
+"""Names of successes in infos: SB3's, ManiSkill's."""
 NOTHING = object()
 
 
@@ -105,14 +107,19 @@ class TorchEnvAdapter(TorchVecEnv):
         )
 
     def _mode(self, autoreset: Autoreset | None) -> str:
+        told = (getattr(self.envs, "metadata", None) or {}).get("autoreset_mode")
+        mode = MODES.get(str(getattr(told, "value", told)))
+        if told is None and getattr(self.envs, "auto_reset", None) is True:
+            mode = "same_step"
+        if told is None and _found(self.envs, "func_env") is not NOTHING:  # Gymnasium's on JAX, of which some do not say so
+            mode = "next_step"
         if autoreset is not None:
             check_choice(("same_step", "next_step"), autoreset=autoreset)
+            if mode not in (None, autoreset):
+                raise ValueError(f'`autoreset` is "{autoreset}", but {type(self.envs).__name__} says "{mode}".')
             return autoreset
-        told = (getattr(self.envs, "metadata", None) or {}).get("autoreset_mode")
-        if (mode := MODES.get(str(getattr(told, "value", told)))) is not None:
+        if mode is not None:
             return mode
-        if told is None and getattr(self.envs, "auto_reset", None) is True:
-            return "same_step"
         given = "None was given" if told is None else f"{told} was found"
         raise ValueError(
             f'`autoreset` must be "same_step" or "next_step", but {given}: {type(self.envs).__name__} does not say when it '
@@ -128,12 +135,16 @@ class TorchEnvAdapter(TorchVecEnv):
         final = None
         if not self.resets_late:
             final = next((infos[name] for name in FINAL if infos.get(name) is not None), None)
+        told = infos.get("final_info", infos)
+        successes = next((told[name] for name in SUCCESS if isinstance(told.get(name), th.Tensor)), None)
+        rewards, terminated, truncated = (column.reshape(self.num_envs) for column in (rewards, terminated, truncated))
         return TensorStep(
             self._observations(observations),
-            rewards.to(th.float32).reshape(self.num_envs),
-            terminated.to(th.bool).reshape(self.num_envs),
-            truncated.to(th.bool).reshape(self.num_envs),
-            None if final is None else self._observations(final),
+            rewards,
+            terminated,
+            truncated,
+            final_observations=None if final is None else self._observations(final),
+            successes=None if successes is None else successes.reshape(self.num_envs),
         )
 
     def _observations(self, observations: Any) -> Tensors:
@@ -164,9 +175,9 @@ class TorchEnvAdapter(TorchVecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Call a method of the environments together; return what it returned, once for each."""
+        """Call a method of the environments together, see :class:`TorchVecEnv`."""
         self._need_all(indices)
-        return [self.get_attr(method_name, [0])[0](*method_args, **method_kwargs)] * self.num_envs
+        return self._each(self.get_attr(method_name, [0])[0](*method_args, **method_kwargs))
 
     def close(self) -> None:
         """Close the environments."""

@@ -23,7 +23,7 @@ from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
 from sb3_flow.on_policy.tensor_collection import TensorRollout, collect_tensors
-from sb3_flow.on_policy.tensor_normalising import of_tensors
+from sb3_flow.on_policy.tensor_normalising import check_resets, of_tensors
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLoops
@@ -63,6 +63,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     advantage: Advantage
     native: "NativeLoops | None" = None
     tensor_rollout: TensorRollout | None = None
+    tensors_seen: Any = None  # present observations, while a rollout is collected on another device than the CPU
     _actions_generator: np.random.Generator | None
 
     @property
@@ -107,6 +108,7 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         assert self._last_obs is not None, "No previous observation was provided"
         if type(self)._act is RolloutCollection._act and (tensors := of_tensors(env)) is not None:
             return collect_tensors(self, tensors, callback, rollout_buffer, n_rollout_steps)
+        check_resets(self, env)
         n_steps = 0
         self._begin_rollout(env, rollout_buffer, use_masking)
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None
@@ -201,9 +203,10 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             self.policy.reset_noise(self.n_envs)
 
     def _last_observations(self) -> Any:
-        """Convert the last observations to tensors; those of a :class:`TorchVecEnv` on a device are tensors."""
-        first = next(iter(self._last_obs.values())) if isinstance(self._last_obs, dict) else self._last_obs
-        return self._last_obs if isinstance(first, th.Tensor) else obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        """Convert the last observations to tensors."""
+        if self.tensors_seen is not None:
+            return self.tensors_seen
+        return obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         """Return actions, values, log-probabilities, and further keyword arguments of the buffer's ``add``."""

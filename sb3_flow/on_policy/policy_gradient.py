@@ -140,7 +140,7 @@ class PolicyGradient(WithReference):
 
     def _excluded_save_params(self) -> list[str]:
         # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
-        return [*super()._excluded_save_params(), "native", "groups", "tensor_rollout"]
+        return [*super()._excluded_save_params(), "native", "groups", "tensor_rollout", "tensors_seen"]
 
     def train(self) -> None:
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""

@@ -21,7 +21,7 @@ TensorEnv = TorchVecEnv | NormalisedTensors
 
 class TensorRollout:
     """
-    Hold a rollout on the device, time-major, ``(n_steps, n_envs, ...)``. The memory is made at the first step, and stays.
+    Hold a rollout on the device, time-major, ``(n_steps, n_envs, ...)``. The memory is made in the first rollout, and stays.
 
     :param n_steps: steps of each environment
     """
@@ -32,21 +32,36 @@ class TensorRollout:
         self.observations: Any = None
         self.final: list[tuple[int, Any]] = []
         """Number and last observations of the episodes that a time limit cut, by step, if the environments tell them."""
+        self.told = False
+        """The environments have told last observations."""
 
     def put(self, step: int, **columns: Any) -> None:
         """Write columns of a step, shape ``(n_envs, ...)`` each."""
         for name, column in columns.items():
-            if name not in self.columns:
-                self.columns[name] = column.new_zeros((self.n_steps, *column.shape))
-            self.columns[name][step] = column
+            self.columns[name] = self._written(self.columns.get(name), step, column, name)
 
     def put_observations(self, step: int, observations: Any) -> None:
         """Write the observations that a step follows."""
-        if self.observations is None:
-            self.observations = on_parts(lambda part: part.new_zeros((self.n_steps, *part.shape)), observations)
-        for key in observations if isinstance(observations, dict) else [...]:
-            place, part = (self.observations, observations) if key is ... else (self.observations[key], observations[key])
-            place[step] = part
+        if isinstance(observations, dict):
+            places = self.observations if isinstance(self.observations, dict) else {}
+            self.observations = {
+                key: self._written(places.get(key), step, part, f"observations[{key!r}]") for key, part in observations.items()
+            }
+        else:
+            self.observations = self._written(self.observations, step, observations, "observations")
+
+    def _written(self, place: Any, step: int, values: th.Tensor, name: str) -> th.Tensor:
+        fits = isinstance(place, th.Tensor) and place.shape[1:] == values.shape and place.dtype == values.dtype
+        if step == 0 and not (fits and place.device == values.device):
+            place = values.new_zeros((self.n_steps, *values.shape))
+        elif not fits:
+            raise ValueError(
+                f"`{name}` must keep shape and type: {tuple(place.shape[1:])}, {place.dtype} at first, but "
+                f"{tuple(values.shape)}, {values.dtype} later."
+            )
+        place[step] = values
+        made: th.Tensor = place
+        return made
 
     def put_final(self, found: TensorStep) -> None:
         """Keep the last observations of episodes that a time limit cut, if the environments tell them at this step."""
@@ -54,6 +69,7 @@ class TensorRollout:
             return
         places = (found.truncated & ~found.terminated).nonzero().flatten()
         if len(places):
+            self.told = True
             self.final.append((len(places), to_numpy(on_parts(lambda part: part[places], found.final_observations))))
 
 
@@ -91,16 +107,22 @@ def _collect(
         """Bring tensors to the policy's device; on the CPU they are seen as arrays."""
         return to_numpy(tensors) if arrays else on_parts(lambda part: part.to(model.device), tensors)
 
+    def seen(observations: Any) -> None:
+        """Show observations to the policy; tensors stay out of SB3's attribute, which files hold."""
+        if arrays:
+            model._last_obs = to_numpy(observations)
+        else:
+            model.tensors_seen = observations
+
     model._begin_rollout(env, rollout_buffer, use_masking=False)
-    alive = th.ones(env.num_envs, dtype=th.bool, device=model.device) if model.whole_episodes else None
+    alive = th.ones(env.num_envs, dtype=th.bool, device=env.device) if model.whole_episodes else None
     callback.on_rollout_start()
     n_steps = 0
     while n_steps < n_rollout_steps and (alive is None or bool(alive.any())):
         model._draw_noise(n_steps)
         observations = on_parts(lambda part: part.to(model.device), env.observations)
         record.put_observations(n_steps, observations)
-        record.put(n_steps, episode_starts=env.episode_starts.to(model.device))
-        model._last_obs = here(observations)
+        seen(observations)
         with th.no_grad():
             act = partial(model._act, env, False)
             if arrays:
@@ -108,36 +130,56 @@ def _collect(
                 actions = th.from_numpy(actions)
             else:  # a look at each step would wait for the device: `check_actions` looks at the rollout
                 actions, values, log_probs, _ = act()
-        found = env.step_tensors(bounded_tensors(model.policy, model.action_space, actions).to(env.device))
+        record.put(n_steps, actions=actions, values=values.flatten(), log_probs=log_probs)
+        record.put(n_steps, episode_starts=env.episode_starts)
+        clipped_actions = bounded_tensors(model.policy, model.action_space, actions).to(env.device)
+        found = env.step_tensors(clipped_actions)
         model.num_timesteps += env.num_envs
-        new_obs, rewards, dones = here(found.observations), here(found.rewards), here(found.dones)
-        infos = Infos(found, env.started)
+        record.put_final(found)
+        nobody = th.zeros_like(found.terminated)
+        resets, successes = (nobody if flags is None else flags for flags in (found.resets, found.successes))
+        columns = {"rewards": found.rewards, "terminated": found.terminated, "truncated": found.truncated}
+        columns |= {"returns": found.episode_returns, "lengths": found.episode_lengths, "successes": successes}
+        record.put(n_steps, resets=resets, alive=~resets if alive is None else alive & ~resets, **columns)
+        n_steps += 1
+        shown = {"actions": actions, "clipped_actions": clipped_actions, "values": values, "log_probs": log_probs}
+        shown |= {"new_obs": found.observations, "rewards": found.rewards, "dones": found.dones}
+        for name in ("actions", "clipped_actions", "new_obs", "rewards", "dones"):
+            shown[name] = here(shown[name])
         if arrays and isinstance(env, NormalisedTensors):
             env.write()  # a callback may evaluate with them
-        callback.update_locals(locals() | {"self": model})
+        shown |= {"infos": Infos(found, env.started, observations), "self": model, "env": model.env, "n_steps": n_steps}
+        callback.update_locals(shown | {"rollout_buffer": rollout_buffer, "n_rollout_steps": n_rollout_steps})
         if not callback.on_step():
+            note_episodes(model, env, record, n_steps, tells_successes=found.successes is not None)
             return False
-        record.put_final(found)
-        resets = th.zeros_like(found.terminated) if found.resets is None else found.resets
-        columns = {"rewards": found.rewards, "terminated": found.terminated, "truncated": found.truncated}
-        columns |= {"returns": found.episode_returns, "lengths": found.episode_lengths, "resets": resets}
-        record.put(n_steps, actions=actions, values=values.flatten(), log_probs=log_probs, **columns)
         if alive is not None:
-            record.put(n_steps, alive=alive)
-            alive = alive & ~found.dones.to(model.device)
-        n_steps += 1
+            alive = alive & ~found.dones
     if alive is not None and bool(alive.all()):
         model._warn_of_cut_episodes(n_rollout_steps)
     fill_rollout(model, env, record, rollout_buffer, n_steps)
-    model._last_obs = here(env.observations)
+    note_episodes(model, env, record, n_steps, tells_successes=found.successes is not None)
+    seen(on_parts(lambda part: part.to(model.device), env.observations))
     with th.no_grad():
         values = model._last_values()
+    model.tensors_seen = None
     model._estimate(rollout_buffer, values, to_numpy(found.dones))
-    # files hold it, and open where there is no such device
     model._last_obs, model._last_episode_starts = to_numpy(env.observations), to_numpy(env.episode_starts)
-    callback.update_locals(locals() | {"self": model})
+    callback.update_locals({"values": values})
     callback.on_rollout_end()
     return True
+
+
+def note_episodes(model: Any, env: TensorEnv, record: TensorRollout, n_steps: int, tells_successes: bool) -> None:
+    """Add the episodes that ended in a rollout's steps to SB3's statistics."""
+    names = ("terminated", "truncated", "alive", "returns", "lengths", "successes")
+    columns = {name: to_numpy(record.columns[name][:n_steps]) for name in names}
+    ended = (columns["terminated"] | columns["truncated"]) & columns["alive"]
+    seconds = round(time.time() - env.started, 6)
+    for total, length in zip(columns["returns"][ended].tolist(), columns["lengths"][ended].tolist(), strict=True):
+        model.ep_info_buffer.append({"r": total, "l": length, "t": seconds})
+    if tells_successes:
+        model.ep_success_buffer.extend(columns["successes"][ended].tolist())
 
 
 def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buffer: EstimatedRollouts, n_steps: int) -> None:
@@ -149,8 +191,7 @@ def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buff
     observations = on_parts(lambda part: part[:n_steps], record.observations)
     check_actions(model.policy, columns, observations)
     terminated, cut = columns["terminated"], columns["truncated"] & ~columns["terminated"]
-    alive = columns.get("alive", True) & ~columns["resets"]
-    rollout_buffer.raw_rewards[:], rollout_buffer.alive[:] = columns["rewards"], alive
+    rollout_buffer.raw_rewards[:], rollout_buffer.alive[:] = columns["rewards"], columns["alive"]
     rollout_buffer.terminated[:] = terminated
     rewards = columns["rewards"].copy()
     if cut.any():
@@ -166,10 +207,6 @@ def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buff
         observations = to_numpy(observations)
     judged = columns["values"], columns["log_probs"]
     rollout_buffer.fill(observations, columns["actions"], rewards, columns["episode_starts"], *judged)
-    ended = (terminated | cut) & alive
-    seconds = round(time.time() - env.started, 6)
-    for total, length in zip(columns["returns"][ended].tolist(), columns["lengths"][ended].tolist(), strict=True):
-        model.ep_info_buffer.append({"r": total, "l": length, "t": seconds})
 
 
 def bounded_tensors(policy: ActorCriticPolicy, space: spaces.Space[Any], actions: th.Tensor) -> th.Tensor:
@@ -213,6 +250,8 @@ def last_observations(env: TensorEnv, record: TensorRollout, observations: Any, 
             return {key: np.concatenate([rows[key] for rows in found]) for key in observations}
         return np.concatenate(found)
     if not env.resets_late:  # nobody tells them: those before stand for them
+        if record.told:
+            raise ValueError("`env` told the last observations of some episodes only; all or none were expected.")
         return to_numpy(on_parts(lambda part: part[steps, envs], observations))
 
     def after(part: th.Tensor, present: th.Tensor) -> th.Tensor:

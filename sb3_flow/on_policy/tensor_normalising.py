@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv
+from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, on_parts, to_numpy
 
 
 class RunningMoments:
@@ -60,6 +61,7 @@ class NormalisedTensors:
 
     def __init__(self, wrapper: VecNormalize, env: TorchVecEnv):
         self.wrapper, self.env, self.num_envs, self.resets_late = wrapper, env, env.num_envs, env.resets_late
+        self._rewards: th.Tensor | None = None
         self._read()
 
     def _read(self) -> None:
@@ -100,7 +102,7 @@ class NormalisedTensors:
     def step_tensors(self, actions: th.Tensor) -> TensorStep:
         """Step all environments, and normalise what they return, as ``VecNormalize.step_wait`` does."""
         wrapper, found = self.wrapper, self.env.step_tensors(actions)
-        seen = found.observations
+        seen, self._rewards = found.observations, found.rewards
         if wrapper.training:
             for key, moments in self._of_observations.items():
                 moments.update(seen[key] if isinstance(seen, dict) else seen)
@@ -111,11 +113,14 @@ class NormalisedTensors:
         rewards = found.rewards
         if wrapper.norm_reward:
             limit = wrapper.clip_reward
-            rewards = (rewards / th.sqrt(self._of_returns.var + wrapper.epsilon)).clamp(-limit, limit).to(th.float32)
+            rewards = (
+                (rewards.to(th.float64) / th.sqrt(self._of_returns.var + wrapper.epsilon)).clamp(-limit, limit).to(th.float32)
+            )
         self._returns = th.where(found.dones, 0.0, self._returns)
         self.observations = self._normalised(seen)
         final = None if found.final_observations is None else self._normalised(found.final_observations)
-        step = TensorStep(self.observations, rewards, found.terminated, found.truncated, final, found.resets)
+        ends = found.terminated, found.truncated
+        step = TensorStep(self.observations, rewards, *ends, final, found.resets, found.successes)
         step.episode_returns, step.episode_lengths = found.episode_returns, found.episode_lengths
         return step
 
@@ -124,12 +129,37 @@ class NormalisedTensors:
         for moments in (*self._of_observations.values(), self._of_returns):
             moments.write()
         self.wrapper.returns = self._returns.cpu().numpy()
+        self.wrapper.old_obs = on_parts(np.array, to_numpy(self.env.observations))
+        if self._rewards is not None:
+            self.wrapper.old_reward = np.array(to_numpy(self._rewards))
 
 
 def of_tensors(env: VecEnv) -> TorchVecEnv | NormalisedTensors | None:
     """Find what steps an environment by tensors, which may have a ``VecNormalize`` around it; None if nothing does."""
-    if isinstance(env, TorchVecEnv):
-        return env
-    if type(env) is VecNormalize and isinstance(env.venv, TorchVecEnv):
-        return NormalisedTensors(env, env.venv)
-    return None
+    normaliser = env if type(env) is VecNormalize else None
+    inner = env if normaliser is None else normaliser.venv
+    if not isinstance(inner, TorchVecEnv):
+        return None
+    if not hasattr(inner, "observations"):  # after `set_env(..., force_reset=False)`
+        env.reset()
+    return inner if normaliser is None else NormalisedTensors(normaliser, inner)
+
+
+def check_resets(model: Any, env: VecEnv) -> None:
+    """
+    Refuse to learn through NumPy from environments that reset one step late.
+
+    :raises ValueError: naming what stands between
+    """
+    inner, between = env, []
+    while isinstance(inner, VecEnvWrapper):
+        between.append(type(inner).__name__)
+        inner = inner.venv
+    if not isinstance(inner, TorchVecEnv) or not inner.resets_late:
+        return
+    told = f"through {', '.join(between)}" if between else "through NumPy"
+    raise ValueError(
+        f"`env` resets one step late ({type(inner).__name__}), and {type(model).__name__} steps it {told}, where a step that "
+        "only resets cannot be told from others. PPO, GRPO and GSPO leave it out if they are given the environment itself, or "
+        "a VecNormalize of it (images with the channels first)."
+    )
