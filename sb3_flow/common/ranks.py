@@ -16,7 +16,7 @@ from typing import Any
 import torch as th
 import torch.distributed as dist
 
-from sb3_flow.common.shared_memory import SharedSums
+from sb3_flow.common.shared_memory import SharedSums, copy_parts
 
 PATIENCE = timedelta(days=1)
 """How long ranks wait for a message; a rank that ends is noticed at once."""
@@ -87,30 +87,28 @@ def backward(loss: th.Tensor, parameters: Iterable[th.Tensor]) -> None:
         return
     (loss / ranks).backward()
     every = list(parameters)
-    trained = [parameter for parameter in every if parameter.grad is not None]
-    gradients = [parameter.grad.flatten() for parameter in trained]  # type: ignore[union-attr]
+    gradients = [parameter.grad for parameter in every if parameter.grad is not None]
     with _naming_ranks():
-        total = _add(gradients, sum(parameter.numel() for parameter in every))
-    for parameter, gradient in zip(trained, total.split([len(each) for each in gradients]), strict=True):
-        parameter.grad = gradient.view_as(parameter)
+        _add(gradients, sum(parameter.numel() for parameter in every))
 
 
-def _add(gradients: list[th.Tensor], room: int) -> th.Tensor:
+def _add(gradients: list[th.Tensor], room: int) -> None:
     """
-    Add one vector of every rank.
+    Replace gradients by their sums over ranks.
 
-    :param gradients: parts of this rank's vector
+    :param gradients: of this rank
     :param room: most numbers that the same gradients may have later
     """
     global _sums
     if any(each.dtype != th.float32 or each.device.type != "cpu" for each in gradients):
-        total = th.cat(gradients)
+        total = th.cat([each.flatten() for each in gradients])
         dist.all_reduce(total)
-        return total
+        copy_parts(total, gradients)
+        return
     group = _group_of_messages()
     if _sums is None or _sums.group is not group or _sums.room < room:
         _sums = SharedSums(room, group)
-    return _sums.add(gradients)
+    _sums.add(gradients)
 
 
 def mean_over_ranks(mean: th.Tensor) -> th.Tensor:

@@ -12,18 +12,19 @@ import torch.distributed as dist
 
 class SharedSums:
     """
-    Adds float32 vectors of all ranks. Each rank writes its vector into a row of its own, adds up a part of all rows, and
-    copies the sum out. A part is added by one rank alone, so that all ranks have the same bits. Ranks that share no memory (on
-    several machines, or not on Linux) add by gloo's ``all_reduce``.
+    Adds float32 vectors of all ranks. Each rank writes its vector into a row of its own, waits for the others, and adds all
+    rows in the same order, so that all have the same bits. Rows of two sums take turns: when a rank writes for the next sum
+    but one, all others have begun the next sum. Ranks that share no memory (on several machines, or not on Linux) add by
+    gloo's ``all_reduce``.
 
     :param room: most numbers of a vector
     :param group: of all ranks, between CPUs; all make this object together
     """
 
     def __init__(self, room: int, group: Any) -> None:
-        self.room, self.group = room, group
+        self.room, self.group, self._turn = room, group, 0
         self._rank = dist.get_rank()
-        self._rows = self._map(dist.get_world_size(), room)
+        self._rows = self._map(2, dist.get_world_size(), room)
 
     @property
     def in_memory(self) -> bool:
@@ -57,27 +58,33 @@ class SharedSums:
             os.close(descriptor)  # the memory is there while it is mapped
         return rows.view(shape) if rows is not None and seen.item() else None
 
-    def add(self, parts: list[th.Tensor]) -> th.Tensor:
+    def add(self, tensors: list[th.Tensor]) -> None:
         """
-        Add a vector of every rank.
+        Replace tensors by their sums over ranks, in place: memory that is new in each step would cost more time than the sums.
 
-        :param parts: of this rank's vector, one after the other
-        :return: the sum
+        :param tensors: float32, of the same shapes on all ranks
         """
+        parts = [tensor.flatten() for tensor in tensors]
+        sizes = [len(part) for part in parts]
         if self._rows is None:
             total = th.cat(parts)
             dist.all_reduce(total, group=self.group)
-            return total
-        rows = self._rows[:, : sum(map(len, parts))]
+            copy_parts(total, tensors)
+            return
+        rows = self._rows[self._turn, :, : sum(sizes)]
+        self._turn = 1 - self._turn
         th.cat(parts, out=rows[self._rank])
         dist.barrier(self.group)
-        first, *others = rows.tensor_split(len(rows), dim=1)[self._rank]
-        for other in others:
-            first += other
-        dist.barrier(self.group)
-        total = rows[0].clone()
-        dist.barrier(self.group)  # then the rows may be written again
-        return total
+        for tensor, first, second, *others in zip(tensors, *(row.split(sizes) for row in rows), strict=True):
+            th.add(first.view_as(tensor), second.view_as(tensor), out=tensor)
+            for other in others:
+                tensor += other.view_as(tensor)
+
+
+def copy_parts(vector: th.Tensor, tensors: list[th.Tensor]) -> None:
+    """Copy a vector into tensors, one after the other."""
+    for tensor, part in zip(tensors, vector.split([each.numel() for each in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def _open(path: str, numbers: int) -> th.Tensor | None:

@@ -24,10 +24,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_flow.common import ranks
 from sb3_flow.offline_to_online.moving_average import MovingAverage
-from tests.benchmarks.bench_rql_updates import BATCH, model
+from tests.benchmarks.bench_rql_updates import model
 
-SIZES = {"small": (2, [256] * 4, 50), "full": (10, [512] * 4, 5)}
-"""Critics, hidden layers, and updates of a turn."""
+SIZES = {"small": (2, [256] * 4, 256, 50), "full": (10, [512] * 4, 256, 5), "large batch": (10, [512] * 4, 1024, 2)}
+"""Critics, hidden layers, rows of a batch, and updates of a turn."""
 
 
 class Turns(BaseCallback):
@@ -67,7 +67,7 @@ def train(rank: int | None, meeting: str, connection: Connection | None, size: s
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     if meeting.endswith("gloo"):
         del os.memfd_create  # memory to share
-    n_critics, net_arch, updates = SIZES[size]
+    n_critics, net_arch, _, updates = SIZES[size]
     built = model("RQL", n_critics, net_arch)
     built.batch_size = batch_size
     spent: dict[str, float] = defaultdict(float)
@@ -81,9 +81,9 @@ def train(rank: int | None, meeting: str, connection: Connection | None, size: s
 
 def compare(size: str, rounds: int, folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    updates = SIZES[size][2]
-    kinds = {"1 rank": ((None, BATCH),), "2 strangers": ((None, BATCH // 2),) * 2}
-    kinds |= {name: ((0, BATCH), (1, BATCH)) for name in ("2 ranks", "2 ranks by gloo")}
+    *_, batch, updates = SIZES[size]
+    kinds = {"1 rank": ((None, batch),), "2 strangers": ((None, batch // 2),) * 2}
+    kinds |= {name: ((0, batch), (1, batch)) for name in ("2 ranks", "2 ranks by gloo")}
     connections: dict[str, list[Connection]] = {name: [] for name in kinds}
     processes = []
     for name, kind in kinds.items():
@@ -117,7 +117,7 @@ def compare(size: str, rounds: int, folder: Path) -> None:
         spread = (
             f"{statistics.median(ratios):.2f} x one rank ({min(ratios):.2f} to {max(ratios):.2f}; by CPU time {by_cpu:.2f})"
         )
-        print(f"{size}, {name}: {1 / seconds:.2f} updates/s, {spread}")
+        print(f"{size} (batch {batch}), {name}: {1 / seconds:.2f} updates/s, {spread}")
         print(f"    {1e3 * seconds:.1f} ms, CPU {1e3 * cpu:.1f}, of it {told}", flush=True)
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     arguments = parser.parse_args()
-    print(f"RQL, batch {BATCH}, one thread a rank, medians of {arguments.rounds} turns")
+    print(f"RQL, one thread a rank, medians of {arguments.rounds} turns")
     with tempfile.TemporaryDirectory() as folder:
         for size in arguments.sizes:
             compare(size, arguments.rounds, Path(folder))
