@@ -209,7 +209,8 @@ def test_each_loss_trains_its_own_network(monkeypatch, batch, distillation):
         monkeypatch.setattr(FMQ, "is_offline", property(lambda self, offline=offline: offline))
         for network in (model.actor, model.critic):
             network.zero_grad(set_to_none=True)
-        loss, _ = model.actor_loss(model.actor.velocity(batch.observations), batch, th.Generator().manual_seed(0))
+        draws = model.actor_draws(batch.actions, th.Generator().manual_seed(0))
+        loss, _ = model.actor_loss(model.actor.velocity(batch.observations), batch, draws)
         loss.backward()
         assert gradients(model.actor) and not gradients(model.critic)
         model.actor.zero_grad(set_to_none=True)
@@ -225,7 +226,8 @@ def test_self_distillation_waits_for_its_warm_up(batch):
     losses = []
     for step in range(1, 6):
         model.policy.n_steps.fill_(step)
-        parts = model.policy.behaviour_loss(model.actor.velocity(batch.observations), batch, th.Generator().manual_seed(0))
+        draws = model.policy.imitation_draws(batch.actions, th.Generator().manual_seed(0))
+        parts = model.policy.behaviour_loss(model.actor.velocity(batch.observations), batch, draws)
         losses.append(parts["distillation_loss"].item())
         assert parts["diagonal_loss"] > 0
     assert losses[:3] == [0, 0, 0] and losses[3] > 0 and losses[4] > 0

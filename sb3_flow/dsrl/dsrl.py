@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -210,6 +211,8 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         time = th.rand(batch_size, 1, generator=generator, device=device)
         noise, latent_noise, actor_noise = th.randn(3, batch_size, chunk_dim, generator=generator, device=device)
         next_noise = th.randn(batch_size, self.n_candidates, chunk_dim, generator=generator, device=device)
+        draws = (time, noise, latent_noise, actor_noise, next_noise)
+        batch, time, noise, latent_noise, actor_noise, next_noise = own_rows((batch, *draws))
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)

@@ -69,7 +69,12 @@ def q_guided_projection(u_ref: th.Tensor, grad_q: th.Tensor, eta: float | th.Ten
 
 
 def effective_radius(
-    q_values: th.Tensor, beta: float, eta: float, *, numerator: Literal["released", "published"] = "released"
+    q_values: th.Tensor,
+    beta: float,
+    eta: float,
+    *,
+    numerator: Literal["released", "published"] = "released",
+    over_batch: Callable[[th.Tensor], th.Tensor] | None = None,
 ) -> th.Tensor:
     """
     Compute a radius that shrinks where the critics disagree: numerator / (1 + beta delta) (Eq. 13), with delta the members'
@@ -80,11 +85,13 @@ def effective_radius(
     :param beta: sensitivity to disagreement; 0 for a constant radius
     :param eta: base radius of the published form
     :param numerator: ``"published"`` has eta; the released implementation has 1 for every eta
+    :param over_batch: turns the mean over these samples into the mean over the batch, if they are a share of it
     :return: shape ``(B,)``
     """
     check_choice(("released", "published"), numerator=numerator)
     deviation = q_values.std(dim=0, correction=0)
-    return (eta if numerator == "published" else 1.0) / (1.0 + beta * deviation / (deviation.mean() + EPS))
+    mean = deviation.mean() if over_batch is None else over_batch(deviation.mean())
+    return (eta if numerator == "published" else 1.0) / (1.0 + beta * deviation / (mean + EPS))
 
 
 def guided_euler(velocity: Velocity, value: Velocity, noise: th.Tensor, steps: int, weight: float) -> th.Tensor:

@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ranks import mean_over_ranks, own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -20,6 +21,7 @@ from sb3_flow.fmq.policies import (
     Distillation,
     FlowMapActor,
     FlowMapPolicy,
+    ImitationDraws,
     LsdGradient,
     MlpPolicy,
     MultiInputPolicy,
@@ -28,6 +30,8 @@ from sb3_flow.losses import regression_loss, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.values import ActionValue
+
+ActorDraws = tuple[tuple[th.Tensor, th.Tensor] | None, ImitationDraws | None]
 
 
 class FMQ(OfflineToOnlineAlgorithm):
@@ -195,7 +199,7 @@ class FMQ(OfflineToOnlineAlgorithm):
             q_values, g = action_gradient(self.critic.bind(batch.observations, frozen=True), a, self.guidance_critic)
             eta: float | th.Tensor = self.eta
             if self.adaptive_radius:
-                eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius)
+                eta = effective_radius(q_values, self.beta, self.eta, numerator=self.radius, over_batch=mean_over_ranks)
             if self.normalize_gradient:
                 target = q_guided_projection(u_off, g, eta)
             else:
@@ -223,23 +227,34 @@ class FMQ(OfflineToOnlineAlgorithm):
         target, metrics = self.guided_velocity(batch, a_r, r, u)
         return {**metrics, "guidance_loss": regression_loss(u, target, batch.action_mask)}
 
+    def actor_draws(self, actions: th.Tensor, generator: th.Generator) -> ActorDraws:
+        """Draw noise and times of L_actor: a_0 and r of guidance, and what imitation needs, where each is part of the loss."""
+        guidance = imitation = None
+        if self.guided:
+            noise = th.randn(actions.shape, generator=generator, device=actions.device)
+            guidance = noise, th.rand(len(noise), 1, generator=generator, device=noise.device)
+        if not self.guided or self.diagonal_weight or self.distillation_weight:
+            imitation = self.policy.imitation_draws(actions, generator)
+        return guidance, imitation
+
     def actor_loss(
-        self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator
+        self, velocity: AverageVelocity, batch: ChunkSamples, draws: ActorDraws
     ) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """
         Compute L_actor, imitation offline (Eqs. 3-6) and guidance online (Eq. 12).
 
+        :param draws: see :meth:`actor_draws`
         :return: the loss and its parts, scalars
         """
-        if not self.guided:
-            parts = self.policy.behaviour_loss(velocity, batch, generator)
+        guidance, imitation = draws
+        if guidance is None:
+            assert imitation is not None
+            parts = self.policy.behaviour_loss(velocity, batch, imitation)
             return parts["diagonal_loss"] + parts["distillation_loss"], parts
-        noise = th.randn(batch.actions.shape, generator=generator, device=batch.actions.device)
-        r = th.rand(len(noise), 1, generator=generator, device=noise.device)
-        parts = self.guidance_loss(velocity, batch, noise, r)
+        parts = self.guidance_loss(velocity, batch, *guidance)
         loss = parts["guidance_loss"]
-        if self.diagonal_weight or self.distillation_weight:
-            parts = {**parts, **self.policy.behaviour_loss(velocity, batch, generator)}
+        if imitation is not None:
+            parts = {**parts, **self.policy.behaviour_loss(velocity, batch, imitation)}
             weighted = self.diagonal_weight * parts["diagonal_loss"] + self.distillation_weight * parts["distillation_loss"]
             loss = loss + weighted
         return loss, parts
@@ -249,11 +264,12 @@ class FMQ(OfflineToOnlineAlgorithm):
         self.policy.n_steps += 1
         batch_size, chunk_dim = batch.actions.shape
         next_noise = th.randn(batch_size, self.n_candidates, chunk_dim, generator=generator, device=batch.actions.device)
+        batch, next_noise, draws = own_rows((batch, next_noise, self.actor_draws(batch.actions, generator)))
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
         critic_loss = td_loss(q_values, target, batch.valid)
-        actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, generator)
+        actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, draws)
         self.descend(critic_loss + actor_loss)
         gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]
         return {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch as th
 from gymnasium import spaces
@@ -27,6 +27,17 @@ Distillation = Literal["mf", "lsd", "psd"]
 LsdGradient = Literal["jump", "diagonal"]
 N_PATH_POINTS = 11
 """Flow times of :meth:`FlowMapActor.path`."""
+
+
+class ImitationDraws(NamedTuple):
+    """Noise of flow matching and of self-distillation, shape ``(B, A)``, and flow times, shape ``(B, 1)``."""
+
+    noise: th.Tensor
+    other_noise: th.Tensor
+    time: th.Tensor
+    gamma: th.Tensor
+    r: th.Tensor
+    t: th.Tensor
 
 
 class FlowMapActor(GenerativeActor):
@@ -181,23 +192,31 @@ class FlowMapPolicy(GenerativePolicy):
         flow.flow_steps = self.n_sampling_steps
         return flow
 
-    def behaviour_loss(
-        self, velocity: AverageVelocity, batch: ChunkSamples, generator: th.Generator | None
-    ) -> dict[str, th.Tensor]:
+    def imitation_draws(self, actions: th.Tensor, generator: th.Generator | None) -> ImitationDraws:
         """
-        Imitate data by flow matching on the diagonal (Eq. 3) and self-distillation off the diagonal (Eqs. 4-6), of weight zero
-        during warm-up. Both losses draw their own noise.
+        Draw noise and times of :meth:`behaviour_loss`.
 
-        :param velocity: the actor, bound to the batch's observations
-        :param batch: windows of ``horizon_length`` steps
-        :param generator: source of noise and times
-        :return: ``diagonal_loss`` and ``distillation_loss``, scalars to be added
+        :param actions: the chunks to imitate, shape ``(B, A)``
+        :param generator: generator on the device of ``actions``
         """
-        actions, mask = batch.actions, batch.action_mask
         device, batch_size = actions.device, len(actions)
         noise, other_noise = th.randn(2, *actions.shape, generator=generator, device=device)
         time, gamma = th.rand(2, batch_size, 1, generator=generator, device=device)
         r, t = sample_r_t(batch_size, self.n_steps, self.warmup_steps, self.anneal_end_step, generator, device)
+        return ImitationDraws(noise, other_noise, time, gamma, r, t)
+
+    def behaviour_loss(self, velocity: AverageVelocity, batch: ChunkSamples, draws: ImitationDraws) -> dict[str, th.Tensor]:
+        """
+        Imitate data by flow matching on the diagonal (Eq. 3) and self-distillation off the diagonal (Eqs. 4-6), of weight zero
+        during warm-up.
+
+        :param velocity: the actor, bound to the batch's observations
+        :param batch: windows of ``horizon_length`` steps
+        :param draws: see :meth:`imitation_draws`
+        :return: ``diagonal_loss`` and ``distillation_loss``, scalars to be added
+        """
+        actions, mask = batch.actions, batch.action_mask
+        noise, other_noise, time, gamma, r, t = draws
         if self.distillation == "mf":
             distilled = eulerian_loss(velocity, actions, other_noise, r, t, mask)
         elif self.distillation == "lsd":
@@ -248,7 +267,8 @@ class FlowMapPolicy(GenerativePolicy):
             buffer.follow_rotation(before + step - 1)
             self.n_steps += 1
             batch = buffer.sample(batch_size)
-            losses = self.behaviour_loss(self.actor.velocity(batch.observations), batch, generator)
+            draws = self.imitation_draws(batch.actions, generator)
+            losses = self.behaviour_loss(self.actor.velocity(batch.observations), batch, draws)
             self.actor.optimizer.zero_grad(set_to_none=True)
             sum(losses.values()).backward()  # type: ignore[union-attr]
             self.actor.optimizer.step()

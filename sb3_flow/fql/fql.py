@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ranks import mean_over_ranks, own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -181,7 +182,7 @@ class FQL(OfflineToOnlineAlgorithm):
         q = self.critic.bind(batch.observations, frozen=True)(mu.clamp(-1, 1)).mean(dim=0)  # (K, B) -> (B,)
         q_loss = -q.mean()
         if self.normalize_q_loss:
-            q_loss = q_loss / q.detach().abs().mean()
+            q_loss = q_loss / mean_over_ranks(q.detach().abs().mean())
         loss = q_loss + self.alpha * distillation_loss
         return loss, {"distillation_loss": distillation_loss, "actor_q": q.detach().mean()}
 
@@ -191,6 +192,7 @@ class FQL(OfflineToOnlineAlgorithm):
         time = th.rand(batch_size, 1, generator=generator, device=device)
         noise, student_noise = th.randn(2, batch_size, chunk_dim, generator=generator, device=device)
         next_noise = th.randn(batch_size, self.policy.samples_of_a_decision, chunk_dim, generator=generator, device=device)
+        batch, time, noise, student_noise, next_noise = own_rows((batch, time, noise, student_noise, next_noise))
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)

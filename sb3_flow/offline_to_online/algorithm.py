@@ -9,6 +9,7 @@ _update_learning_rate, _update_current_progress_remaining, _excluded_save_params
 
 import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import torch as th
@@ -31,6 +32,7 @@ from sb3_flow.common.checks import (
     check_whole,
     naming_policy_arguments,
 )
+from sb3_flow.common.ranks import backward, n_ranks
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -164,9 +166,11 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         """
         Make one gradient step: a function of tensors, without synchronisation with the host and without branches on data.
 
+        Several ranks are given the same batch and draw the same numbers, of which ``own_rows`` cuts each rank's share.
+
         :param batch: windows of ``horizon_length`` steps
         :param generator: source of the update's random numbers, on the model's device
-        :return: metrics as scalar tensors, logged under ``train/``
+        :return: metrics as scalar tensors, means over rows, logged under ``train/``
         """
         raise NotImplementedError  # pragma: no cover
 
@@ -180,17 +184,16 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         Make one step of the optimisers. The target of the critic, with the rate ``tau``, and the given averages follow the
         weights before this step, as in the reference implementations.
 
-        :param loss: scalar
+        :param loss: scalar, a mean over the rows of the batch (or over this rank's rows, see ``own_rows``)
         :param averages: moving averages with their rates
         :param max_grad_norm: largest norm of the gradient of all networks together; a longer gradient is scaled to it
         """
         optimizers = self.optimizers
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        backward(loss, _parameters(optimizers))
         if max_grad_norm is not None:
-            parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
-            th.nn.utils.clip_grad_norm_(parameters, max_grad_norm, foreach=True)
+            th.nn.utils.clip_grad_norm_(list(_parameters(optimizers)), max_grad_norm, foreach=True)
         for average, rate in averages:
             average.step(rate)
         if self._critic_average is not None:
@@ -306,6 +309,12 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         :return: the trained model
         """
         check_learning(total_timesteps, log_interval)
+        if total_timesteps > 0 and n_ranks() > 1:
+            raise ValueError(
+                f"The online phase runs in one process, but {n_ranks()} ranks train: here `total_timesteps` must be 0, which "
+                f"makes the `offline_steps` alone, but {total_timesteps} was given. Save the model after the offline phase, "
+                "and go on in one process."
+            )
         remaining = max(0, self.offline_steps - self.offline_updates)
         if remaining > 0:
             if self.offline_dataset is None:
@@ -326,7 +335,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
             )
         if self.env is None:
             raise AssertionError("You must set the environment (`model.set_env(env)`) before calling learn()")
-        name = tb_log_name or type(self).__name__
+        name, callback = tb_log_name or type(self).__name__, self._of_first_rank(callback)
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
@@ -362,3 +371,7 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/online_phase", int(not self.is_offline))
         super().dump_logs()
+
+
+def _parameters(optimizers: list[th.optim.Optimizer]) -> Iterator[th.Tensor]:
+    return (parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"])

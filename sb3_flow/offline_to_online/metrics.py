@@ -5,6 +5,7 @@ import torch as th
 from stable_baselines3.common.logger import Logger
 
 from sb3_flow.common.checks import check_computed
+from sb3_flow.common.ranks import mean_over_ranks
 
 CHECK_EVERY = 100
 """Gradient steps between two checks of metrics on a device, each of which waits for it; on the CPU every step is checked."""
@@ -35,9 +36,9 @@ class MetricSums:
                 check_computed(f"Gradient step {step} left", **dict(zip(names, numbers, strict=True)))
 
     def flush(self, logger: Logger) -> None:
-        """Log the means under ``train/`` and start anew."""
+        """Log the means over steps and ranks under ``train/``, and start anew; all ranks do so together."""
         for names, total in self._sums.items():
-            for name, mean in zip(names, (total / self._counts[names]).tolist(), strict=True):
+            for name, mean in zip(names, mean_over_ranks(total / self._counts[names]).tolist(), strict=True):
                 logger.record(f"train/{name}", mean)
         self.clear()
 

@@ -13,21 +13,21 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checks import check_learning, check_whole
+from sb3_flow.common.ranks import first_says, is_first
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.evaluation_notes import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
 from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
-from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
 from sb3_flow.offline_to_online.phase import ONLINE, Phase
+from sb3_flow.offline_to_online.several_ranks import TrainsOnSeveralRanks
 from sb3_flow.offline_to_online.spaces import channels_first, channels_first_space
 
 
-class OfflinePhase(PersistentAlgorithm):
+class OfflinePhase(TrainsOnSeveralRanks):
     """Off-policy algorithm that can train on a dataset, with or without an environment."""
 
     offline_steps: int
-    offline_updates: int
     _metrics: MetricSums
     _loaded: tuple[str, OfflineDataset] | None
     _stopped_offline: bool
@@ -116,7 +116,8 @@ class OfflinePhase(PersistentAlgorithm):
         :param progress_bar: Display a progress bar using tqdm and rich.
         :param eval_log_path: folder for ``evaluations.npz`` and the best model of ``eval_env``
         :return: the model
-        :raises ValueError: if the dataset does not fit the model, which is unchanged then
+        :raises ValueError: if the dataset does not fit the model, which is unchanged then, or several processes that train
+            together (see the manual, "Scaling out") were given different things
         """
         check_whole(0, gradient_steps=gradient_steps)
         check_learning(gradient_steps, log_interval)
@@ -126,6 +127,8 @@ class OfflinePhase(PersistentAlgorithm):
         without_env = self.env is None
         if without_env:
             self.env = SpacesOnlyVecEnv(self.observation_space, self.action_space)
+        self._begin_alike(dataset, gradient_steps=gradient_steps, log_interval=log_interval)
+        callback, eval_env = self._of_first_rank(callback), eval_env if is_first() else None
         if not self._custom_logger:
             name = tb_log_name or f"{type(self).__name__}_offline"
             self._logger = configure_logger(self.verbose, self.tensorboard_log, name, self.offline_updates == 0)
@@ -137,7 +140,7 @@ class OfflinePhase(PersistentAlgorithm):
         self.start_time = time.time_ns()
         self._stopped_offline = False
         try:
-            extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar else []
+            extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar and is_first() else []
             if eval_env is not None:
                 wrapped = self._wrap_env(normalized_alike(eval_env, self._vec_normalize_env), self.verbose)
                 paths: dict[str, Any] = {"log_path": eval_log_path, "best_model_save_path": eval_log_path}
@@ -171,7 +174,7 @@ class OfflinePhase(PersistentAlgorithm):
             self.offline_updates += 1
             if log_interval is not None and self.num_timesteps % log_interval == 0:
                 self.dump_logs()
-            if not callback.on_step():
+            if not first_says(callback.on_step()):
                 self._stopped_offline = True
                 break
         if log_interval is None:

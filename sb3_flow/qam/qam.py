@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -271,6 +272,7 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         time = th.rand(batch_size, 1, generator=generator, device=device)
         noise = th.randn(self.flow_steps + 1, batch_size, chunk_dim, generator=generator, device=device)
         decisions = th.randn(2, batch_size, 1, self.policy.noise_dim, generator=generator, device=device)
+        (batch, time), (noise, decisions) = own_rows((batch, time)), own_rows((noise, decisions), dim=1)
         with th.no_grad():
             target = self.td_target(batch, decisions[0])
         q_values = self.critic.bind(batch.observations)(batch.actions)

@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
+from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.rows import ACTION_MARGIN
@@ -186,6 +187,7 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         device, (batch_size, chunk_dim) = batch.actions.device, batch.actions.shape
         noise, next_noise = th.randn(2, batch_size, 1, chunk_dim, generator=generator, device=device)
         members = th.randperm(self.n_critics, generator=generator, device=device)[: self.n_min_critics]
+        batch, noise, next_noise = own_rows((batch, noise, next_noise))
         with th.no_grad():
             target = self.td_target(batch, next_noise, members)
         q_values = self.critic.bind(batch.observations)(batch.actions)

@@ -10,6 +10,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_fraction, check_minimum, check_number, check_whole
+from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
 from sb3_flow.data.replay import Storage
 from sb3_flow.data.table import Sampling
@@ -183,6 +184,7 @@ class RQL(OfflineToOnlineAlgorithm):
         device, (batch_size, chunk_dim) = actions.device, actions.shape
         time = th.rand(batch_size, 1, generator=generator, device=device)
         noise, next_noise = th.randn(2, batch_size, chunk_dim, generator=generator, device=device)
+        batch, time, noise, next_noise = own_rows((batch, time, noise, next_noise))
         velocity = self.actor.velocity(batch.observations)
         actor_average = (self._actor_average, 1.0 - self.ema_decay)
         if self.objective == "bc":
@@ -190,7 +192,7 @@ class RQL(OfflineToOnlineAlgorithm):
             self.descend(loss, actor_average)
             return {"actor_loss": loss, "flow_loss": bc_loss}
 
-        depth = sample_depths(batch_size, self.flow_steps, generator, device)
+        depth = own_rows(sample_depths(batch_size, self.flow_steps, generator, device))
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         value = self.critic.bind(batch.observations)

@@ -9,6 +9,8 @@ rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2                    (a table of our algorithms)
     python -m sb3_flow.zoo sweep --algo ppo flow_ppo --env CartPole-v1 --seeds 5        (train, for every seed and setting)
 
+    torchrun --nproc-per-node=2 -m sb3_flow.zoo train --algo rql --env ...              (offline phases, on several GPUs)
+
 Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`. `record_video`
 takes `--gym-packages`, too. `bench` and `sweep` are ours: `python -m sb3_flow.zoo sweep --help`.
 """
@@ -23,6 +25,7 @@ from typing import Any
 import gymnasium as gym
 
 from sb3_flow.zoo import ALGORITHMS, register
+from sb3_flow.zoo.torchrun import as_rank
 
 # Errors that a mistake in a command or configuration raises, here, in SB3 and in the zoo
 MISTAKES = (AssertionError, ImportError, OSError, TypeError, ValueError, gym.error.Error)
@@ -133,7 +136,8 @@ def main() -> None:
     try:
         register()
         importlib.import_module("sb3_flow.zoo.manager").ExperimentManager.training = False
-        COMMANDS[command]()
+        with as_rank(command):
+            COMMANDS[command]()
     except MISTAKES as error:
         manager = sys.modules.get("sb3_flow.zoo.manager")
         if manager is not None and manager.ExperimentManager.training:

@@ -20,8 +20,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow import AsyncPPO, OfflineDataset
 from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
+from sb3_flow.common.ranks import is_first
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo import registry
+from sb3_flow.zoo.torchrun import check_trainable
 
 ZooManager = rl_zoo3.exp_manager.ExperimentManager
 # Keys of a configuration that are the zoo's, and no arguments of an algorithm; all but the first two it has taken out by then
@@ -53,6 +55,7 @@ class ExperimentManager(ZooManager):
             # the zoo's rule, which counts online steps alone
             self.n_evaluations = max(1, (self.offline_steps + online) // int(1e5))
         result = super()._preprocess_hyperparams(hyperparams)
+        check_trainable(rl_zoo3.ALGOS[self.algo], self.optimize_hyperparameters, self.n_timesteps)
         if self.algo in registry.ALGORITHMS:
             check_known(rl_zoo3.ALGOS[self.algo], result[0], ZOO_KEYS)
         return result
@@ -144,8 +147,14 @@ class ExperimentManager(ZooManager):
         if self.tensorboard_log and self.algo in registry.ALGORITHMS and names.count(type(model).__name__) > 1:
             # `flow_ppo`: in a folder shared with the zoo's `ppo` nobody could tell whose run PPO_1 is
             model.set_logger(configure_logger(self.verbose, self.tensorboard_log, self.algo))
+        if not is_first():
+            self.callbacks = []  # the zoo ends the first one, which has not begun here
         with self._removing_an_empty_folder():
             super().learn(model)
+
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        if is_first():
+            super().save_trained_model(model)
 
     def objective(self, trial: optuna.Trial) -> float:
         if not self.offline_steps:
