@@ -92,17 +92,6 @@ def resumed(folder: Path, rank: int) -> dict[str, th.Tensor]:
     return weights(model.learn_offline(data(), STEPS - 2))
 
 
-def run_by_gloo(folder: Path, rank: int) -> dict[str, th.Tensor]:
-    """As between two machines."""
-    shared, ranks._sums = ranks._sums, None
-    make = os.memfd_create
-    del os.memfd_create
-    found = run("qam", folder / "gloo", rank)
-    assert shared is not None and shared.in_memory and not ranks._sums.in_memory
-    os.memfd_create, ranks._sums = make, shared
-    return found
-
-
 def first_rows(values: Any, dim: int = 0) -> Any:
     """A mistake: every rank has its rows of the batch, but the first rows of the noise."""
     own = ranks.own_rows(values, dim)
@@ -146,8 +135,6 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     found: dict[str, Any] = {case: run(case, folder / "two", rank) for case in CASES}
     found["resumed"] = resumed(folder, rank)
-    if hasattr(os, "memfd_create"):
-        found["without-shared-memory"] = run_by_gloo(folder, rank)
     for name, (case, module, function, mistake) in BROKEN.items():
         right = getattr(module, function)
         setattr(module, function, mistake)

@@ -1,7 +1,6 @@
 """Two processes that train together are one: the same weights on both, and the same numbers up to float32's order of sums."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -85,13 +84,6 @@ def test_a_saved_model_goes_on_exactly(two):
     first, second = two[1]
     for weights_of_rank in (first["resumed"], second["resumed"]):
         assert all(th.equal(weights_of_rank[name], first["rql"][name]) for name in weights_of_rank)
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory to share")
-def test_ranks_without_shared_memory_add_by_gloo(two, one):
-    first, second = (weights_of_rank["without-shared-memory"] for weights_of_rank in two[1])
-    assert all(th.equal(first[name], second[name]) for name in first)
-    assert distance(first, one("qam")[1]) < TOLERANCE
 
 
 def test_the_first_rank_stops_all(two, told):

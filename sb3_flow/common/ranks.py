@@ -16,12 +16,9 @@ from typing import Any
 import torch as th
 import torch.distributed as dist
 
-from sb3_flow.common.shared_memory import SharedSums, copy_parts
-
 PATIENCE = timedelta(days=1)
 """How long ranks wait for a message; a rank that ends is noticed at once."""
 _messages: tuple[Any, Any] = (None, None)  # the default group and the group of its messages
-_sums: SharedSums | None = None
 
 
 def n_ranks() -> int:
@@ -86,29 +83,17 @@ def backward(loss: th.Tensor, parameters: Iterable[th.Tensor]) -> None:
         loss.backward()
         return
     (loss / ranks).backward()
-    every = list(parameters)
-    gradients = [parameter.grad for parameter in every if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with _naming_ranks():
-        _add(gradients, sum(parameter.numel() for parameter in every))
+        total = th.cat([gradient.flatten() for gradient in gradients])
+        _add(total)
+    parts = total.split([gradient.numel() for gradient in gradients])
+    th._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)])
 
 
-def _add(gradients: list[th.Tensor], room: int) -> None:
-    """
-    Replace gradients by their sums over ranks.
-
-    :param gradients: of this rank
-    :param room: most numbers that the same gradients may have later
-    """
-    global _sums
-    if any(each.dtype != th.float32 or each.device.type != "cpu" for each in gradients):
-        total = th.cat([each.flatten() for each in gradients])
-        dist.all_reduce(total)
-        copy_parts(total, gradients)
-        return
-    group = _group_of_messages()
-    if _sums is None or _sums.group is not group or _sums.room < room:
-        _sums = SharedSums(room, group)
-    _sums.add(gradients)
+def _add(numbers: th.Tensor) -> None:
+    """Replace numbers by their sums over ranks."""
+    dist.all_reduce(numbers, group=_group_of_messages() if numbers.device.type == "cpu" else None)
 
 
 def mean_over_ranks(mean: th.Tensor) -> th.Tensor:
@@ -121,7 +106,7 @@ def mean_over_ranks(mean: th.Tensor) -> th.Tensor:
         return mean
     mean = mean.detach() / n_ranks()
     with _naming_ranks():
-        dist.all_reduce(mean, group=_group_of_messages() if mean.device.type == "cpu" else None)
+        _add(mean)
     return mean
 
 

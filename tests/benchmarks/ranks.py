@@ -2,13 +2,12 @@
 Updates per second of RQL's offline phase on one rank and on two ranks, one thread each, in turns; and where the time goes.
 
 Run by hand, with two cores of its own: ``python -m tests.benchmarks.ranks``. Two strangers are two processes with half a batch
-each that do not talk: ranks cannot be faster. Two ranks by gloo share no memory, as on two machines. Where other programs take
-the cores' time, the ratio of a rank's CPU time says what ranks would gain if they never waited for a core.
+each that do not talk: ranks cannot be faster. Where other programs take the cores' time, the ratio of a rank's CPU time says
+what ranks would gain if they never waited for a core.
 """
 
 import argparse
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
@@ -65,8 +64,6 @@ def train(rank: int | None, meeting: str, connection: Connection | None, size: s
     th.set_num_threads(1)
     if rank is not None:
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    if meeting.endswith("gloo"):
-        del os.memfd_create  # memory to share
     n_critics, net_arch, _, updates = SIZES[size]
     built = model("RQL", n_critics, net_arch)
     built.batch_size = batch_size
@@ -83,7 +80,7 @@ def compare(size: str, rounds: int, folder: Path) -> None:
     context = multiprocessing.get_context("spawn")
     *_, batch, updates = SIZES[size]
     kinds = {"1 rank": ((None, batch),), "2 strangers": ((None, batch // 2),) * 2}
-    kinds |= {name: ((0, batch), (1, batch)) for name in ("2 ranks", "2 ranks by gloo")}
+    kinds |= {"2 ranks": ((0, batch), (1, batch))}
     connections: dict[str, list[Connection]] = {name: [] for name in kinds}
     processes = []
     for name, kind in kinds.items():
