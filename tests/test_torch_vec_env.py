@@ -601,6 +601,23 @@ def test_callbacks_find_what_they_know(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert isinstance(PPO.load(tmp_path / "model", device="cpu")._last_obs, np.ndarray)
 
 
+def test_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 5
+
+    for arrays in (True, False):
+        monkeypatch.setattr(tensor_collection, "seen_as_arrays", lambda _, arrays=arrays: arrays)
+        model = PPO("MlpPolicy", TorchEnvAdapter(Walk(late=False)), backend="torch", **SETTINGS)
+        model.learn(32 * N)
+        model.learn(16 * N, callback=Stop())  # in the middle of a rollout
+        model.set_env(TorchEnvAdapter(Walk(late=False, tells=None)))
+        model.learn(32 * N)
+        model.set_env(ThroughNumPy(TorchEnvAdapter(Walk(late=False))))
+        model.learn(16 * N)
+        assert model.tensors_seen is None and model.num_timesteps == 16 * N  # SB3 counts from 0 again
+
+
 def test_a_new_environment_without_a_reset() -> None:
     model = PPO("MlpPolicy", Own(), **QUICK)
     model.learn(48)

@@ -137,6 +137,8 @@ class TorchVecEnv(VecEnv):
     """Present observations."""
     episode_starts: th.Tensor
     """The next step begins an episode, bool, shape ``(n_envs,)``."""
+    tells_last = False
+    """Steps have had ``final_observations``."""
 
     def __init__(
         self,

@@ -32,8 +32,6 @@ class TensorRollout:
         self.observations: Any = None
         self.final: list[tuple[int, Any]] = []
         """Number and last observations of the episodes that a time limit cut, by step, if the environments tell them."""
-        self.told = False
-        """The environments have told last observations."""
 
     def put(self, step: int, **columns: Any) -> None:
         """Write columns of a step, shape ``(n_envs, ...)`` each."""
@@ -63,14 +61,18 @@ class TensorRollout:
         made: th.Tensor = place
         return made
 
-    def put_final(self, found: TensorStep) -> None:
-        """Keep the last observations of episodes that a time limit cut, if the environments tell them at this step."""
+    def put_final(self, found: TensorStep) -> bool:
+        """
+        Keep the last observations of episodes that a time limit cut, if the environments tell them at this step.
+
+        :return: whether they did
+        """
         if found.final_observations is None:
-            return
+            return False
         places = (found.truncated & ~found.terminated).nonzero().flatten()
         if len(places):
-            self.told = True
             self.final.append((len(places), to_numpy(on_parts(lambda part: part[places], found.final_observations))))
+        return True
 
 
 def seen_as_arrays(device: th.device) -> bool:
@@ -90,6 +92,7 @@ def collect_tensors(
     try:
         return _collect(model, env, callback, rollout_buffer, n_rollout_steps)
     finally:
+        model.tensors_seen = None
         if isinstance(env, NormalisedTensors):
             env.write()
 
@@ -135,7 +138,7 @@ def _collect(
         clipped_actions = bounded_tensors(model.policy, model.action_space, actions).to(env.device)
         found = env.step_tensors(clipped_actions)
         model.num_timesteps += env.num_envs
-        record.put_final(found)
+        env.tells_last = record.put_final(found) or env.tells_last
         nobody = th.zeros_like(found.terminated)
         resets, successes = (nobody if flags is None else flags for flags in (found.resets, found.successes))
         columns = {"rewards": found.rewards, "terminated": found.terminated, "truncated": found.truncated}
@@ -162,7 +165,6 @@ def _collect(
     seen(on_parts(lambda part: part.to(model.device), env.observations))
     with th.no_grad():
         values = model._last_values()
-    model.tensors_seen = None
     model._estimate(rollout_buffer, values, to_numpy(found.dones))
     model._last_obs, model._last_episode_starts = to_numpy(env.observations), to_numpy(env.episode_starts)
     callback.update_locals({"values": values})
@@ -250,7 +252,7 @@ def last_observations(env: TensorEnv, record: TensorRollout, observations: Any, 
             return {key: np.concatenate([rows[key] for rows in found]) for key in observations}
         return np.concatenate(found)
     if not env.resets_late:  # nobody tells them: those before stand for them
-        if record.told:
+        if env.tells_last:
             raise ValueError("`env` told the last observations of some episodes only; all or none were expected.")
         return to_numpy(on_parts(lambda part: part[steps, envs], observations))
 

@@ -61,6 +61,7 @@ class NormalisedTensors:
 
     def __init__(self, wrapper: VecNormalize, env: TorchVecEnv):
         self.wrapper, self.env, self.num_envs, self.resets_late = wrapper, env, env.num_envs, env.resets_late
+        self.tells_last = env.tells_last
         self._rewards: th.Tensor | None = None
         self._read()
 
@@ -128,7 +129,7 @@ class NormalisedTensors:
         """Bring the statistics of the ``VecNormalize`` up to date."""
         for moments in (*self._of_observations.values(), self._of_returns):
             moments.write()
-        self.wrapper.returns = self._returns.cpu().numpy()
+        self.wrapper.returns, self.env.tells_last = self._returns.cpu().numpy(), self.tells_last
         self.wrapper.old_obs = on_parts(np.array, to_numpy(self.env.observations))
         if self._rewards is not None:
             self.wrapper.old_reward = np.array(to_numpy(self._rewards))
