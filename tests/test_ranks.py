@@ -105,6 +105,12 @@ def test_a_killed_rank_ends_the_others(told):
     assert told["ended"].startswith("Rank 0 (of 2, counted from 0) cannot reach the others: ")
 
 
+def test_ppo_says_that_it_trains_alone(monkeypatch):
+    monkeypatch.setattr("sb3_flow.on_policy.collection.n_ranks", lambda: 2)
+    with pytest.warns(UserWarning, match="2 ranks of torch.distributed run, but PPO does not train in several processes"):
+        PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64)
+
+
 def test_one_process_is_left_alone():
     tensor = th.ones(5, 1)
     assert ranks.own_rows(tensor) is tensor and ranks.mean_over_ranks(tensor) is tensor

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
+from sb3_flow.common.ranks import n_ranks
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
@@ -85,6 +86,11 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :return: the trained model
         """
         check_learning(total_timesteps, log_interval)
+        if n_ranks() > 1:
+            warnings.warn(
+                f"{n_ranks()} ranks of torch.distributed run, but {type(self).__name__} does not train in several processes: each "
+                "of them trains a model of its own."
+            )
         return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
 
     def collect_rollouts(  # type: ignore[override]
