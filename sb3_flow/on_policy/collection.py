@@ -88,8 +88,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         check_learning(total_timesteps, log_interval)
         if n_ranks() > 1:
             warnings.warn(
-                f"{n_ranks()} ranks of torch.distributed run, but {type(self).__name__} does not train in several processes: each "
-                "of them trains a model of its own."
+                f"{n_ranks()} ranks of torch.distributed run, but {type(self).__name__} does not train in several processes: "
+                "each of them trains a model of its own."
             )
         return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
 
