@@ -533,6 +533,8 @@ def test_late_resets_are_not_learned_from_through_numpy() -> None:
     for model in (PPO("MlpPolicy", ThroughNumPy(late), **SETTINGS), RecurrentPPO("MlpLstmPolicy", late, **SETTINGS)):
         with pytest.raises(ValueError, match=f"`env` resets one step late .* and {type(model).__name__} steps it through"):
             model.learn(16 * N)
+    with pytest.warns(UserWarning, match="but ThroughNumPy takes it through NumPy"):
+        PPO("MlpPolicy", ThroughNumPy(TorchEnvAdapter(Walk(late=False))), **SETTINGS).learn(16 * N)
     image = Careless(late=True)
     image.observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
     with pytest.raises(ValueError, match=r"through VecTransposeImage.*channels first"):

@@ -24,7 +24,7 @@ from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
 from sb3_flow.on_policy.tensor_collection import TensorRollout, collect_tensors
-from sb3_flow.on_policy.tensor_normalising import check_resets, of_tensors
+from sb3_flow.on_policy.tensor_normalising import check_wrappers, of_tensors
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLoops
@@ -112,9 +112,10 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :return: False if the callback ended training
         """
         assert self._last_obs is not None, "No previous observation was provided"
-        if type(self)._act is RolloutCollection._act and (tensors := of_tensors(env)) is not None:
+        by_tensors = type(self)._act is RolloutCollection._act
+        if by_tensors and (tensors := of_tensors(env)) is not None:
             return collect_tensors(self, tensors, callback, rollout_buffer, n_rollout_steps)
-        check_resets(self, env)
+        check_wrappers(self, env, by_tensors)
         n_steps = 0
         self._begin_rollout(env, rollout_buffer, use_masking)
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None

@@ -1,5 +1,6 @@
 """SB3's ``VecNormalize`` around environments of tensors: its statistics as tensors, while a rollout is collected."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -146,17 +147,25 @@ def of_tensors(env: VecEnv) -> TorchVecEnv | NormalisedTensors | None:
     return inner if normaliser is None else NormalisedTensors(normaliser, inner)
 
 
-def check_resets(model: Any, env: VecEnv) -> None:
+def check_wrappers(model: Any, env: VecEnv, by_tensors: bool = False) -> None:
     """
-    Refuse to learn through NumPy from environments that reset one step late.
+    Refuse to learn through NumPy from environments that reset one step late; of others say that a wrapper makes them slower.
 
+    :param by_tensors: the model would step the environments by tensors, if there were no wrapper
     :raises ValueError: naming what stands between
     """
     inner, between = env, []
     while isinstance(inner, VecEnvWrapper):
         between.append(type(inner).__name__)
         inner = inner.venv
-    if not isinstance(inner, TorchVecEnv) or not inner.resets_late:
+    if not isinstance(inner, TorchVecEnv):
+        return
+    if not inner.resets_late:
+        if between and by_tensors:
+            warnings.warn(
+                f"`env` steps tensors ({type(inner).__name__}), but {', '.join(between)} takes it through NumPy, which is "
+                "slower. Only a VecNormalize does not; images are best returned with the channels first."
+            )
         return
     told = f"through {', '.join(between)}" if between else "through NumPy"
     raise ValueError(

@@ -23,7 +23,7 @@ from sb3_flow.common.ray_runtime import checked_actor_options
 from sb3_flow.common.workers import available_cores
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
-from sb3_flow.on_policy.tensor_normalising import check_resets
+from sb3_flow.on_policy.tensor_normalising import check_wrappers
 from sb3_flow.ppo.ppo import PPO
 
 Mode = Literal["lockstep", "free", "sync"]
@@ -62,7 +62,7 @@ class CollectedPPO(PPO):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
-        check_resets(self, self.env)
+        check_wrappers(self, self.env)
         if self._collectors is not None and self._collector_settings != self._settings:
             self.close()
         if self._collectors is None and self.collectors == "process":
