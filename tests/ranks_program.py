@@ -153,6 +153,7 @@ def main() -> None:
         "ended": end_in_the_middle(rank),
     }
     (folder / "told.json").write_text(json.dumps(told))  # by the first rank: the other has ended
+    os._exit(0)  # torch's threads to the ended rank may abort this process while the interpreter ends
 
 
 if __name__ == "__main__":
