@@ -45,7 +45,8 @@ class AsyncPPO(CollectedPPO):
     Train by :class:`sb3_flow.PPO`, while other processes, the collectors, step the environments with copies of the policy.
     Rollouts come with the version of the policy that acted. If the policy has moved since, the learner evaluates values and
     log-probabilities again, V-trace (arXiv 1802.01561) corrects the estimates for the difference, and the loss "decoupled"
-    (arXiv 2110.00641) keeps the difference out of the clipping.
+    (arXiv 2110.00641) keeps the difference out of the clipping. Where a step of the environments costs little, as on CartPole
+    and Pendulum, PPO is sooner done.
 
     =========== ===========================================================================================================
     mode
