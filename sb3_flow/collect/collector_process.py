@@ -22,7 +22,6 @@ import torch as th
 from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
 
 from sb3_flow.collect.environment_transfer import (
-    chain,
     normalisers,
     record_normalisers,
     recorded_normalisers,
@@ -35,6 +34,7 @@ from sb3_flow.collect.lean_vec_env import lean
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
+from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.finite import decide
 

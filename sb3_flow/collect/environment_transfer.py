@@ -9,19 +9,13 @@ import cloudpickle
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
+
+from sb3_flow.common.wrapper_chain import chain
 
 # attribute of a VecEnv that a user's function made: the function, which the collector calls once more
 FACTORY = "collector_factory"
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
-
-
-def chain(env: VecEnv) -> list[VecEnv]:
-    """List the wrappers, the outermost first, and the environment that they wrap."""
-    found = [env]
-    while isinstance(found[-1], VecEnvWrapper):
-        found.append(found[-1].venv)
-    return found
 
 
 def made_by(factory: Callable[[], Any], verbose: int = 0) -> VecEnv:

@@ -4,7 +4,9 @@ import copy
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from sb3_flow.common.wrapper_chain import chain
 
 
 class DeepCopies(BaseAlgorithm):
@@ -14,9 +16,7 @@ class DeepCopies(BaseAlgorithm):
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        env: Any = self.env
-        while isinstance(env, VecEnvWrapper):
-            env = env.venv
+        env: Any = None if self.env is None else chain(self.env)[-1]
         if isinstance(env, SubprocVecEnv) and id(env) not in memo:
             # SB3's attempt fails, and closes the pipes to the processes, which are the original's
             raise TypeError(

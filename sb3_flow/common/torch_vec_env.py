@@ -3,7 +3,7 @@
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -15,20 +15,15 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from sb3_flow.common.observations import map_arrays
+
 Tensors = th.Tensor | dict[str, th.Tensor]
 """Observations of all environments, shape ``(n_envs, ...)`` each."""
 
 
-def on_parts(function: Callable[[Any], Any], observations: Any) -> Any:
-    """Apply a function to observations, or to each part of Dict observations."""
-    if isinstance(observations, dict):
-        return {key: function(part) for key, part in observations.items()}
-    return function(observations)
-
-
 def to_numpy(observations: Any) -> Any:
     """Convert tensors to arrays, which share the memory of tensors on the CPU."""
-    return on_parts(lambda part: part.detach().cpu().numpy(), observations)
+    return map_arrays(lambda part: part.detach().cpu().numpy(), observations)
 
 
 @dataclass
@@ -100,13 +95,13 @@ class Infos(Sequence[dict[str, Any]]):
         last = found.observations
         if found.resets is None:
             last = self._before if found.final_observations is None else found.final_observations
-        final = on_parts(np.array, to_numpy(last))
+        final = map_arrays(np.array, to_numpy(last))
         returns, lengths = to_numpy(found.episode_returns), to_numpy(found.episode_lengths)
         seconds = round(time.time() - self._started, 6)
         for number in ended:
             infos[number]["TimeLimit.truncated"] = bool(truncated[number] and not terminated[number])
             infos[number]["episode"] = {"r": float(returns[number]), "l": int(lengths[number]), "t": seconds}
-            infos[number]["terminal_observation"] = on_parts(itemgetter(number), final)
+            infos[number]["terminal_observation"] = map_arrays(itemgetter(number), final)
             if found.successes is not None:
                 infos[number]["is_success"] = bool(found.successes[number])
         return infos
@@ -165,7 +160,7 @@ class TorchVecEnv(VecEnv):
         """Reset all environments, with the seed and options of :meth:`seed` and :meth:`set_options`, if there are any."""
         if any(options != self._options[0] for options in self._options):
             raise ValueError(f"Options of all environments must be equal, since they reset together, but are {self._options}.")
-        self.observations = on_parts(th.Tensor.detach, self._reset(self._seeds[0], self._options[0] or None))
+        self.observations = map_arrays(th.Tensor.detach, self._reset(self._seeds[0], self._options[0] or None))
         self._reset_seeds()
         self._reset_options()
         first = next(iter(self.observations.values())) if isinstance(self.observations, dict) else self.observations
@@ -214,14 +209,14 @@ class TorchVecEnv(VecEnv):
         found.terminated, found.truncated = flat("terminated", th.bool), flat("truncated", th.bool)
         if found.successes is not None:
             found.successes = flat("successes", th.bool)
-        found.observations = on_parts(th.Tensor.detach, found.observations)
+        found.observations = map_arrays(th.Tensor.detach, found.observations)
         if found.final_observations is not None:
-            found.final_observations = on_parts(th.Tensor.detach, found.final_observations)
+            found.final_observations = map_arrays(th.Tensor.detach, found.final_observations)
         return found
 
     def reset(self) -> VecEnvObs:
         """Reset all environments; return arrays."""
-        observations: VecEnvObs = on_parts(np.array, to_numpy(self.reset_tensors()))
+        observations: VecEnvObs = map_arrays(np.array, to_numpy(self.reset_tensors()))
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -231,7 +226,7 @@ class TorchVecEnv(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments; return arrays."""
         assert self._actions is not None, "`step_async` was not called"
-        before = on_parts(th.clone, self.observations)  # the environments may use their memory again
+        before = map_arrays(th.clone, self.observations)  # the environments may use their memory again
         found = self.step_tensors(self._actions)
         if found.resets is not None and not self._warned and bool(found.resets.any()):
             self._warned = True
@@ -240,7 +235,7 @@ class TorchVecEnv(VecEnv):
                 "any other: an algorithm that learns from it learns something wrong, and `evaluate_policy` counts episodes "
                 "rightly only without a VecMonitor. sb3_flow's PPO, GRPO and GSPO step by tensors, and leave it out."
             )
-        observations = on_parts(np.array, to_numpy(found.observations))
+        observations = map_arrays(np.array, to_numpy(found.observations))
         infos = list(Infos(found, self.started, before))
         return observations, np.array(to_numpy(found.rewards)), np.array(to_numpy(found.dones)), infos
 

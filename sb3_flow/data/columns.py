@@ -256,16 +256,3 @@ def nest(arrays: dict[str, Any]) -> Any:
 def entries(value: Any) -> Mapping[str, Any]:
     """Give the arrays of a dict or the spaces of a Dict space by key; anything else has the key ""."""
     return value.spaces if isinstance(value, spaces.Dict) else value if isinstance(value, dict) else {"": value}
-
-
-def map_arrays(function: Callable[..., Any], *values: Any) -> Any:
-    """
-    Apply a function to arrays, or to the entries of the same key in dicts (nested dicts and Dict spaces, too).
-
-    :param function: takes one array of each of the values
-    :param values: an array or a dict each, all of the same structure; None beside dicts is None for every key
-    :return: its result, or its results in a dict if the first value is a dict
-    """
-    if not isinstance(values[0], dict | spaces.Dict):
-        return function(*values)
-    return {key: map_arrays(function, *(value if value is None else value[key] for value in values)) for key in values[0]}

@@ -11,8 +11,9 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_flow.common.observations import map_arrays
 from sb3_flow.data import storage
-from sb3_flow.data.columns import Parts, array_column, entries, flags, in_memory, map_arrays
+from sb3_flow.data.columns import Parts, array_column, entries, flags, in_memory
 from sb3_flow.data.loading import load
 from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer

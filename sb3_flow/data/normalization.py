@@ -7,7 +7,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_flow.data.columns import map_arrays
+from sb3_flow.common.observations import map_arrays
 
 
 class TensorNormalizer:

@@ -12,7 +12,8 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
-from sb3_flow.data.columns import expect_random_reads, map_arrays
+from sb3_flow.common.observations import map_arrays
+from sb3_flow.data.columns import expect_random_reads
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
 from sb3_flow.data.rows import Rows, StoredSteps

@@ -7,7 +7,8 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 
-from sb3_flow.data.columns import Allocate, Column, Parts, entries, flags, map_arrays
+from sb3_flow.common.observations import map_arrays
+from sb3_flow.data.columns import Allocate, Column, Parts, entries, flags
 from sb3_flow.data.transitions import assemble, breaks
 from sb3_flow.data.validation import check_action_space, check_observation_space
 

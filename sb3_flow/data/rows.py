@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch as th
 from stable_baselines3.common.type_aliases import TensorDict
 
-from sb3_flow.data.columns import map_arrays
+from sb3_flow.common.observations import map_arrays
 from sb3_flow.data.windows import Windows, select
 
 ACTION_MARGIN = 1e-5

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from sb3_flow.common.checks import check_choice
-from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, on_parts
+from sb3_flow.common.observations import map_arrays
+from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv
 
 Autoreset = Literal["same_step", "next_step"]
 MODES = {"SameStep": "same_step", "NextStep": "next_step"}
@@ -157,7 +158,7 @@ class TorchEnvAdapter(TorchVecEnv):
                 raise ValueError(f"`envs` must return tensors with {self.num_envs} rows, but observations are {shown}.")
             return part
 
-        found: Tensors = on_parts(checked, observations)
+        found: Tensors = map_arrays(checked, observations)
         return found
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:

@@ -7,8 +7,8 @@ from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import VecTransposeImage
 
+from sb3_flow.common.observations import map_arrays
 from sb3_flow.data import OfflineDataset
-from sb3_flow.data.columns import map_arrays
 
 
 def _is_channels_last(space: spaces.Space[Any]) -> bool:

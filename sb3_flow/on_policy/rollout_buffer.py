@@ -12,7 +12,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from sb3_flow.common.torch_vec_env import on_parts
+from sb3_flow.common.observations import map_arrays
 from sb3_flow.on_policy.estimators import Estimator
 from sb3_flow.on_policy.minibatches import MinibatchBuffer
 
@@ -105,7 +105,7 @@ class EstimatedRollouts(MinibatchBuffer):
         :param log_probs: log-probabilities of the policy that acted
         """
         if self.storage.add not in (RolloutBuffer.add, DictRolloutBuffer.add):
-            observations = on_parts(lambda part: part.cpu().numpy() if isinstance(part, th.Tensor) else part, observations)
+            observations = map_arrays(lambda part: part.cpu().numpy() if isinstance(part, th.Tensor) else part, observations)
             for step in range(self.buffer_size):
                 nested = isinstance(observations, dict)
                 seen: Any = {key: part[step] for key, part in observations.items()} if nested else observations[step]

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from sb3_flow.common.torch_vec_env import Infos, TensorStep, TorchVecEnv, on_parts, to_numpy
+from sb3_flow.common.observations import joined, map_arrays
+from sb3_flow.common.torch_vec_env import Infos, TensorStep, TorchVecEnv, to_numpy
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
 from sb3_flow.on_policy.tensor_normalising import NormalisedTensors
@@ -71,7 +72,7 @@ class TensorRollout:
             return False
         places = (found.truncated & ~found.terminated).nonzero().flatten()
         if len(places):
-            self.final.append((len(places), to_numpy(on_parts(lambda part: part[places], found.final_observations))))
+            self.final.append((len(places), to_numpy(map_arrays(lambda part: part[places], found.final_observations))))
         return True
 
 
@@ -108,7 +109,7 @@ def _collect(
 
     def here(tensors: Any) -> Any:
         """Bring tensors to the policy's device; on the CPU they are seen as arrays."""
-        return to_numpy(tensors) if arrays else on_parts(lambda part: part.to(model.device), tensors)
+        return to_numpy(tensors) if arrays else map_arrays(lambda part: part.to(model.device), tensors)
 
     def seen(observations: Any) -> None:
         """Show observations to the policy; tensors stay out of SB3's attribute, which files hold."""
@@ -123,7 +124,7 @@ def _collect(
     n_steps = 0
     while n_steps < n_rollout_steps and (alive is None or bool(alive.any())):
         model._draw_noise(n_steps)
-        observations = on_parts(lambda part: part.to(model.device), env.observations)
+        observations = map_arrays(lambda part: part.to(model.device), env.observations)
         record.put_observations(n_steps, observations)
         seen(observations)
         with th.no_grad():
@@ -143,7 +144,7 @@ def _collect(
         resets, successes = (nobody if flags is None else flags for flags in (found.resets, found.successes))
         columns = {"rewards": found.rewards, "terminated": found.terminated, "truncated": found.truncated}
         columns |= {"returns": found.episode_returns, "lengths": found.episode_lengths, "successes": successes}
-        record.put(n_steps, resets=resets, alive=~resets if alive is None else alive & ~resets, **columns)
+        record.put(n_steps, alive=~resets if alive is None else alive & ~resets, **columns)
         n_steps += 1
         shown = {"actions": actions, "clipped_actions": clipped_actions, "values": values, "log_probs": log_probs}
         shown |= {"new_obs": found.observations, "rewards": found.rewards, "dones": found.dones}
@@ -162,7 +163,7 @@ def _collect(
         model._warn_of_cut_episodes(n_rollout_steps)
     fill_rollout(model, env, record, rollout_buffer, n_steps)
     note_episodes(model, env, record, n_steps, tells_successes=found.successes is not None)
-    seen(on_parts(lambda part: part.to(model.device), env.observations))
+    seen(map_arrays(lambda part: part.to(model.device), env.observations))
     with th.no_grad():
         values = model._last_values()
     model._estimate(rollout_buffer, values, to_numpy(found.dones))
@@ -190,7 +191,7 @@ def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buff
         rollout_buffer.pos = n_steps
         rollout_buffer.shorten()
     columns = {name: to_numpy(column[:n_steps]) for name, column in record.columns.items()}
-    observations = on_parts(lambda part: part[:n_steps], record.observations)
+    observations = map_arrays(lambda part: part[:n_steps], record.observations)
     check_actions(model.policy, columns, observations)
     terminated, cut = columns["terminated"], columns["truncated"] & ~columns["terminated"]
     rollout_buffer.raw_rewards[:], rollout_buffer.alive[:] = columns["rewards"], columns["alive"]
@@ -199,7 +200,7 @@ def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buff
     if cut.any():
         steps, envs = (place.tolist() for place in np.nonzero(cut))
         last = last_observations(env, record, observations, steps, envs)
-        rows = [on_parts(itemgetter(row), last) for row in range(len(steps))]
+        rows = [map_arrays(itemgetter(row), last) for row in range(len(steps))]
         final = [FinalObservation(*place) for place in zip(steps, envs, rows, strict=True)]
         with th.no_grad():
             values = model._values_of(final).cpu().numpy()
@@ -248,13 +249,11 @@ def last_observations(env: TensorEnv, record: TensorRollout, observations: Any, 
         found = [rows for _, rows in record.final]
         if sum(number for number, _ in record.final) != len(steps):
             raise ValueError("`env` told the last observations of some episodes only; all or none were expected.")
-        if isinstance(observations, dict):
-            return {key: np.concatenate([rows[key] for rows in found]) for key in observations}
-        return np.concatenate(found)
+        return joined(found)
     if not env.resets_late:  # nobody tells them: those before stand for them
         if env.tells_last:
             raise ValueError("`env` told the last observations of some episodes only; all or none were expected.")
-        return to_numpy(on_parts(lambda part: part[steps, envs], observations))
+        return to_numpy(map_arrays(lambda part: part[steps, envs], observations))
 
     def after(part: th.Tensor, present: th.Tensor) -> th.Tensor:
         """Pick what follows the steps: in the rollout, or after it."""
@@ -265,6 +264,4 @@ def last_observations(env: TensorEnv, record: TensorRollout, observations: Any, 
                 picked[row] = present[number]
         return picked
 
-    if isinstance(env.observations, dict):
-        return to_numpy({key: after(observations[key], part) for key, part in env.observations.items()})
-    return to_numpy(after(observations, env.observations))
+    return to_numpy(map_arrays(after, observations, env.observations))

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, on_parts, to_numpy
+from sb3_flow.common.observations import map_arrays
+from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, to_numpy
+from sb3_flow.common.wrapper_chain import chain
 
 
 class RunningMoments:
@@ -131,7 +133,7 @@ class NormalisedTensors:
         for moments in (*self._of_observations.values(), self._of_returns):
             moments.write()
         self.wrapper.returns, self.env.tells_last = self._returns.cpu().numpy(), self.tells_last
-        self.wrapper.old_obs = on_parts(np.array, to_numpy(self.env.observations))
+        self.wrapper.old_obs = map_arrays(np.array, to_numpy(self.env.observations))
         if self._rewards is not None:
             self.wrapper.old_reward = np.array(to_numpy(self._rewards))
 
@@ -154,10 +156,8 @@ def check_wrappers(model: Any, env: VecEnv, by_tensors: bool = False) -> None:
     :param by_tensors: the model would step the environments by tensors, if there were no wrapper
     :raises ValueError: naming what stands between
     """
-    inner, between = env, []
-    while isinstance(inner, VecEnvWrapper):
-        between.append(type(inner).__name__)
-        inner = inner.venv
+    *wrappers, inner = chain(env)
+    between = [type(wrapper).__name__ for wrapper in wrappers]
     if not isinstance(inner, TorchVecEnv):
         return
     if not inner.resets_late:

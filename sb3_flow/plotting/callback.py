@@ -10,7 +10,7 @@ from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import TensorBoardOutputFormat
 
 from sb3_flow.common.checks import check_minimum
-from sb3_flow.data.columns import map_arrays
+from sb3_flow.common.observations import map_arrays
 from sb3_flow.plotting.figures import finish, new_figure
 from sb3_flow.plotting.flows import Observation, action_flow, flow_values
 from sb3_flow.plotting.ratio_histogram import importance_ratios

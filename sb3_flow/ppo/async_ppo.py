@@ -16,7 +16,6 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collectors import Collectors
 from sb3_flow.collect.environment_transfer import (
-    chain,
     factory_of,
     made_by,
     normalisers,
@@ -29,6 +28,7 @@ from sb3_flow.collect.shares import Shares
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
 from sb3_flow.common.ray_runtime import checked_actor_options, connected
+from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.reference import ReferencePolicy
