@@ -18,7 +18,7 @@ FLOORS = (
     ("ppo", "rql", "fmq", "fql", "rlpd", "dsrl", "qam"),
     ("collect",),
     ("offline_to_online", "on_policy", "plotting", "envs"),
-    ("data",),
+    ("data", "execution"),
     ("common", "flow", "losses"),
     ("native", "fused"),
     ("kernels",),

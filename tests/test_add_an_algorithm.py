@@ -93,7 +93,7 @@ def test_arguments(awfm):
             awfm("MlpPolicy", PointEnv(), **given)
     with pytest.raises(ValueError, match="`flow_steps` was given twice"):
         awfm("MlpPolicy", PointEnv(), flow_steps=3, policy_kwargs={"flow_steps": 2})
-    with pytest.raises(ValueError, match="`storage` must be one of 'cpu', 'device', but 'gpu'"):
+    with pytest.raises(ValueError, match="`storage` must be one of 'auto', 'cpu', 'device', but 'gpu'"):
         awfm("MlpPolicy", PointEnv(), storage="gpu")
 
 

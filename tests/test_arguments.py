@@ -348,7 +348,7 @@ IDLE: dict[type, dict[str, str]] = {
     GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(OWN, COLLECTOR),
-    **{one: {"device": NO_GPU, "storage": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},
+    **{one: {"device": NO_GPU, "storage": NO_GPU, "execution": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},
     FlowMapPolicy: {},
 }
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch as th
 import torch.distributed as dist
 
+from sb3_flow.common.nests import map_tensors
+
 PATIENCE = timedelta(days=1)
 """How long ranks wait for a message; a rank that ends is noticed at once."""
 _messages: tuple[Any, Any] = (None, None)  # the default group and the group of its messages
@@ -59,15 +61,14 @@ def own_rows(values: Any, dim: int = 0) -> Any:
     :return: views, of the same structure
     :raises ValueError: if the batch has no equal shares
     """
-    if n_ranks() == 1 or values is None:
+    if n_ranks() == 1:
         return values
-    if isinstance(values, dict):
-        return {key: own_rows(value, dim) for key, value in values.items()}
-    if isinstance(values, tuple):
-        rows = [own_rows(value, dim) for value in values]
-        return type(values)(*rows) if hasattr(values, "_fields") else tuple(rows)
-    share = check_shares(values.shape[dim])
-    return values.narrow(dim, rank() * share, share)
+
+    def own(tensor: th.Tensor) -> th.Tensor:
+        share = check_shares(tensor.shape[dim])
+        return tensor.narrow(dim, rank() * share, share)
+
+    return map_tensors(own, values)
 
 
 def backward(loss: th.Tensor, parameters: Iterable[th.Tensor]) -> None:

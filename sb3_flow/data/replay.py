@@ -1,7 +1,9 @@
 """Replay buffer that samples windows of consecutive steps (action chunks) from offline and online trajectories."""
 
+import itertools
 import warnings
-from typing import Any, Literal, get_args
+from collections.abc import Hashable
+from typing import Any, get_args
 
 import numpy as np
 import torch as th
@@ -16,13 +18,15 @@ from sb3_flow.common.observations import map_arrays
 from sb3_flow.data.columns import expect_random_reads
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
+from sb3_flow.data.residence import Storage, delivered, fits, n_bytes
 from sb3_flow.data.rows import Rows, StoredSteps
 from sb3_flow.data.samples import ChunkSamples
 from sb3_flow.data.table import Sampling, TrajectoryTable
 from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_starts
 from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
 
-Storage = Literal["cpu", "device"]
+VERSIONS = itertools.count()
+"""A number for each change of the tensors that some replay buffer samples from."""
 
 
 class TrajectoryReplayBuffer(ReplayBuffer):
@@ -55,7 +59,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         ``"transition"``: uniformly over all starts. Both are the same where all trajectories have the same length
     :param window_rule: ``"rql"`` or ``"q_chunking"``, see above
     :param storage: ``"cpu"``: arrays stay where they are (a memory-mapped dataset stays mapped), samples are copied to
-        ``device``; ``"device"``: everything resides on ``device`` and batches are gathered there
+        ``device``; ``"device"``: everything resides on ``device`` and batches are gathered there; ``"auto"``: on ``device``
+        if that is a GPU and dataset and ring together take no more than half of its free memory
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         offline_fraction: float | None = None,
         sampling: Sampling = "trajectory",
         window_rule: WindowRule = "rql",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
     ) -> None:
         # Not ReplayBuffer's own constructor: it cannot allocate Dict observations
         super(ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
@@ -107,7 +112,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
         self.trajectories = OnlineTrajectories(self.buffer_size, n_envs)
         self.offline_dataset: OfflineDataset | None = None
-        self._build_tensors()
+        self._settle()
 
     def _allocate(self, space: spaces.Space[Any]) -> Any:
         # zeros are not committed by the operating system before they are written
@@ -120,7 +125,12 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     @property
     def storage_device(self) -> th.device:
-        return self.device if self.storage == "device" else th.device("cpu")
+        return self.device if self.is_resident else th.device("cpu")
+
+    @property
+    def is_resident(self) -> bool:
+        """Say whether dataset and online steps are copied to ``device``, where batches are gathered."""
+        return self.storage == "device" or (self.storage == "auto" and self._fits)
 
     def _arrays(self) -> list[Any]:
         """List the ring's arrays in the order of ``Rows``."""
@@ -133,9 +143,21 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             # datasets are read-only and nothing here writes into them
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             tensors = map_arrays(th.as_tensor, arrays)
-        return map_arrays(lambda tensor: tensor.to(self.storage_device, copy=self.storage == "device"), tensors)
+        return map_arrays(lambda tensor: tensor.to(self.storage_device, copy=self.is_resident), tensors)
+
+    @property
+    def residence(self) -> str:
+        """Say where how many steps reside."""
+        size, kind = f"{self._size / 1e9:.2f} GB", f'`storage="{self.storage}"`'
+        return f"The steps of dataset and replay buffer ({size}) reside on {self.storage_device} ({kind})"
+
+    def _settle(self) -> None:
+        self._size = n_bytes(self._arrays())
+        self._fits = fits(self._size, self.device)
+        self._build_tensors()
 
     def _build_tensors(self) -> None:
+        self._shapes: Any = None
         # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
         online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
         assert isinstance(self.action_space, spaces.Box)
@@ -146,12 +168,13 @@ class TrajectoryReplayBuffer(ReplayBuffer):
 
     def _build_table(self, offline: np.ndarray) -> None:
         self._table = TrajectoryTable(offline, self.trajectories, self.horizon_length, self.window_rule)
-        self._table_tensors = TableTensors(self._table, self.storage_device, share=self.storage == "cpu")
+        self._table_tensors = TableTensors(self._table, self.storage_device, share=not self.is_resident)
         self._drawn_from: tuple[tuple[bool, bool, str], list[Starts]] | None = None
+        self._version = next(VERSIONS)
 
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        drop = ("offline_dataset", "generator", "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from")
+        drop = ("offline_dataset", "generator", "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from", "_shapes")
         return {key: value for key, value in self.__dict__.items() if key not in drop}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -159,7 +182,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.device.type == "cuda" and not th.cuda.is_available():
             self.device = get_device("auto")
         self.offline_dataset, self.generator = None, None
-        self._build_tensors()
+        self._settle()
 
     @property
     def n_offline(self) -> int:
@@ -201,13 +224,22 @@ class TrajectoryReplayBuffer(ReplayBuffer):
                 f"{dataset.source} has no window to sample: every trajectory is a single step that does not end in a "
                 "terminal. Use `window_rule='q_chunking'` or longer trajectories."
             )
-        if self.storage == "cpu":  # of the other arrays a page has so many rows that they are in memory soon
+        self._find_room(n_bytes([*arrays, dataset.final_observations]))
+        if not self.is_resident:  # of the other arrays a page has so many rows that they are in memory soon
             map_arrays(expect_random_reads, dataset.observations)
             expect_random_reads(dataset.actions)
         self._stored.offline = Rows(*(self._tensors(array) for array in arrays))
         self._stored.final_observations = self._tensors(self._shaped(dataset.final_observations))
         self._build_table(table)
         self.offline_dataset = dataset
+
+    def _find_room(self, of_dataset: int) -> None:
+        """Decide where online steps and a dataset of so many bytes reside, and bring the online steps there."""
+        size, was_resident = n_bytes(self._arrays()) + of_dataset, self.is_resident
+        self._fits = fits(size, self.device, already_there=self._size if was_resident else 0)
+        self._size = size
+        if self.is_resident != was_resident:
+            self._build_tensors()
 
     def follow_rotation(self, gradient_steps: int) -> None:
         """
@@ -240,7 +272,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         if self.handle_timeout_termination:
             self.timeouts[pos] = np.array([info.get("TimeLimit.truncated", False) for info in infos]).reshape(self.n_envs)
         self.terminated[pos] = self.dones[pos] * (1.0 - self.timeouts[pos])
-        if self.storage == "device":
+        if self.is_resident:
             self._mirror(pos)
         self.trajectories.step(self.dones[pos])
         self.pos = (self.pos + 1) % self.buffer_size
@@ -249,7 +281,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def _mirror(self, pos: int) -> None:
         rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
         for tensor, array in zip(self._stored.online, self._arrays(), strict=False):
-            map_arrays(lambda part, source: part[rows].copy_(th.as_tensor(source[pos])), tensor, array)
+            map_arrays(lambda part, new: part[rows].copy_(delivered(th.as_tensor(new[pos]), part.device)), tensor, array)
 
     def cut_trajectories(self) -> None:
         """Tell the buffer that the environments were reset: the next rows do not continue the stored rows."""
@@ -273,7 +305,34 @@ class TrajectoryReplayBuffer(ReplayBuffer):
             parts = [(offline, online)] if self.offline_fraction is None else [(offline, False), (False, online)]
             selections = [table.select(*part, self.sampling) for part in parts]
             self._drawn_from = key, [self._table_tensors.starts(part) for part in selections if part.total > 0]
+            self._version = next(VERSIONS)
         return self._drawn_from[1]
+
+    def sampling_key(self, env: VecNormalize | None = None) -> Hashable | None:
+        """
+        Name all that :meth:`sample` depends on besides tensors that stay where they are: while the name is the same, a
+        recording of :meth:`sample` draws as :meth:`sample` would.
+
+        :param env: as for :meth:`sample`
+        :return: None if that changes all the time, or samples come from another device
+        """
+        alone = self.offline_only or self.trajectories.clock == 0
+        if not alone or self.n_offline == 0 or self.device != self.storage_device:
+            return None
+        if env is not None and (env.norm_obs or env.norm_reward):
+            return None  # statistics may change
+        self._sources()
+        self._window_shapes()
+        return self._version, self.trajectories.clock, self.horizon_length, self.sampling, self.window_rule
+
+    def _window_shapes(self) -> tuple[th.Tensor, ...]:
+        """Give :func:`shapes_of_windows`, which recordings read as long as :meth:`sampling_key` stays the same."""
+        given = self.horizon_length, self.action_dim, self.gamma, self.storage_device
+        if self._shapes is None or self._shapes[0] != given:
+            self._shapes = given, shapes_of_windows(*given)
+            self._version = next(VERSIONS)
+        shapes: tuple[th.Tensor, ...] = self._shapes[1]
+        return shapes
 
     def can_sample(self) -> bool:
         """Say whether there is any window yet; the first ``horizon_length`` online steps hold no window."""
@@ -320,8 +379,7 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         h, stored, n_online = self.horizon_length, self._stored, self.trajectories.clock
         column, _, last, start = windows
         ahead = (last - start).clamp(max=h)
-        shapes = shapes_of_windows(h, self.action_dim, self.gamma, start.device)
-        steps, weights, action_masks = (select(shape, ahead) for shape in shapes)
+        steps, weights, action_masks = (select(shape, ahead) for shape in self._window_shapes())
         rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
         rewards = stored.read("rewards", rows)
         continues = 1.0 - stored.read("terminated", rows).float()
@@ -348,4 +406,4 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         )
         if self.device == self.storage_device:
             return data
-        return ChunkSamples(*(map_arrays(lambda value: value.to(self.device), value) for value in data))
+        return ChunkSamples(*(map_arrays(lambda value: delivered(value, self.device), value) for value in data))

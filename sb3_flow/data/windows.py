@@ -1,6 +1,5 @@
 """Windows in tensors: drawing their places, and their shapes."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch as th
@@ -127,7 +126,6 @@ def distinct(n_numbers: int, n: int, generator: th.Generator | None, device: th.
     return th.where(swapped[:n], origin.index_select(0, drawn_from), place)
 
 
-@lru_cache(maxsize=16)
 def shapes_of_windows(h: int, action_dim: int, gamma: float, device: th.device) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
     """
     Row r = 0, ..., h of each result is for windows whose trajectory has r more steps (h: or more) after the window's start.

@@ -12,9 +12,10 @@ from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.dsrl.policies import CnnPolicy, DSRLPolicy, MlpPolicy, MultiInputPolicy
+from sb3_flow.execution import Execution
 from sb3_flow.losses import flow_matching_loss, pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.actors import FlowActor, GenerativeActor
@@ -142,8 +143,9 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         offline_steps: int = 0,
         offline_fraction: float | None = None,
         sampling: Sampling = "transition",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

@@ -253,7 +253,7 @@ class FlowMapPolicy(GenerativePolicy):
             window_rule="q_chunking",
         )
         buffer.set_offline(channels_first(dataset, self.observation_space))
-        buffer.generator = th.Generator().manual_seed(seed)
+        buffer.generator = th.Generator(buffer.storage_device).manual_seed(seed)
         generator = th.Generator(self.device).manual_seed(seed)
         self.actor.set_training_mode(True)
         metrics = MetricSums()

@@ -12,8 +12,9 @@ from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.common.ranks import mean_over_ranks, own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
+from sb3_flow.execution import Execution
 from sb3_flow.flow import aggregate_q
 from sb3_flow.fql.policies import ActorType, CnnPolicy, FQLPolicy, MlpPolicy, MultiInputPolicy, OneStepActor
 from sb3_flow.losses import flow_matching_loss, regression_loss, td_loss
@@ -128,8 +129,9 @@ class FQL(OfflineToOnlineAlgorithm):
         offline_steps: int = 0,
         offline_fraction: float | None = None,
         sampling: Sampling = "transition",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

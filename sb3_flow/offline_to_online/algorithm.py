@@ -34,23 +34,24 @@ from sb3_flow.common.checks import (
 )
 from sb3_flow.common.ranks import backward, n_ranks
 from sb3_flow.data import ChunkSamples, OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.data.trajectories import WindowRule
+from sb3_flow.execution import Execution, UpdateRunner
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.moving_average import MovingAverage
-from sb3_flow.offline_to_online.offline_phase import OfflinePhase
 from sb3_flow.offline_to_online.online_phase import OnlinePhase
 from sb3_flow.offline_to_online.options import check_options, check_own
+from sb3_flow.offline_to_online.recorded_updates import RecordedUpdates
 
 POLICY_ARGUMENTS = ("horizon_length", "acting_mode", "search", "backend")
 BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
 """Arguments that the constructor shares with the constructors of the policy and of the replay buffer."""
 
 
-class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
+class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
     """
     SB3's off-policy algorithm with an offline phase before the online phase, action chunks, and one gradient update for both.
 
@@ -79,13 +80,17 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
     :param offline_fraction: share of offline rows in the batches of the online phase; ``None`` samples from both
         together as ``sampling`` says (with ``"trajectory"`` many short online episodes soon outnumber long offline ones)
     :param sampling: ``"trajectory"`` or ``"transition"``, see ``TrajectoryReplayBuffer``
-    :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside
+    :param storage: ``"cpu"`` or ``"device"``: where dataset and online steps reside, and batches are gathered; ``"auto"``: on
+        the device if that is a GPU of whose free memory they take no more than half. ``verbose=1`` prints it for a GPU
     :param acting_mode: ``"sample"``, ``"zero"``, ``"best_of_n"``, ``"qgbs"`` or ``"guided"``: how ``predict`` finds actions,
         see ``ActingPolicy``; saved with the model
     :param search: settings of ``"qgbs"``, see ``ActingPolicy``
     :param backend: "native": networks in compiled kernels, on the CPU and with ``TanhGELU``; "torch": in torch's operators;
         "auto": native where it can be, else torch. Both agree to rounding. The choice is saved, and kept when the model is
         loaded; ``verbose=1`` prints it
+    :param execution: "graph": gradient updates are recorded as a CUDA graph and replayed, which spares a GPU the wait for
+        Python; "eager": torch executes operator by operator; "auto": graph on a CUDA device. Both agree to rounding. An update
+        that cannot be recorded is executed eagerly, and ``verbose=1`` prints why
     :param stats_window_size: Window size for the rollout logging
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments to be passed to the policy on creation
@@ -124,10 +129,11 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         offline_steps: int = 0,
         offline_fraction: float | None = None,
         sampling: Sampling = "trajectory",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         acting_mode: ActingMode = "sample",
         search: dict[str, Any] | None = None,
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -173,11 +179,6 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         :return: metrics as scalar tensors, means over rows, logged under ``train/``
         """
         raise NotImplementedError  # pragma: no cover
-
-    @property
-    def optimizers(self) -> list[th.optim.Optimizer]:
-        """Optimisers that follow the learning rate schedule and that :meth:`descend` steps; by default of all networks."""
-        return [vars(network)["optimizer"] for network in self.networks.values() if "optimizer" in vars(network)]
 
     def descend(self, loss: th.Tensor, *averages: tuple[MovingAverage, float], max_grad_norm: float | None = None) -> None:
         """
@@ -256,6 +257,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         if isinstance(self.policy, GenerativePolicy):  # the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
             self.chosen_backend = self.policy.chosen_backend
+        # a file that was saved on a GPU opens elsewhere
+        execution: Execution = "auto" if restored is not None and self.execution == "graph" else self.execution
+        self._runner = UpdateRunner(execution, self.device, self.verbose)
         networks = self.networks
         vars(self).update(networks)
         has_target = "critic_target" in networks
@@ -356,14 +360,9 @@ class OfflineToOnlineAlgorithm(OfflinePhase, OnlinePhase):
         for _ in range(gradient_steps):
             if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
                 self.replay_buffer.follow_rotation(self._n_updates)
-            metrics = self.update(self._sample_windows(batch_size), self.random_streams["update"])
+            metrics = self._make_update(batch_size)
             self._n_updates += 1
             self._metrics.add(metrics, self._n_updates)
-
-    def _sample_windows(self, batch_size: int) -> ChunkSamples:
-        assert self.replay_buffer is not None
-        samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-        return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
 
     def dump_logs(self) -> None:
         """Write log data; only here the metrics of the gradient updates leave the device."""

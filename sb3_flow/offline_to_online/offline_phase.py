@@ -79,6 +79,8 @@ class OfflinePhase(TrainsOnSeveralRanks):
         known = present is not None and present.rotation is not None and present.rotation.is_turn_of(dataset.rotation)
         if dataset is not present and not known:
             self.replay_buffer.set_offline(dataset)
+            if self.verbose >= 1 and self.device.type == "cuda":
+                print(self.replay_buffer.residence)
         normalizer = self._vec_normalize_env
         if normalizer is not None and normalizer.training and not has_statistics(normalizer):
             dataset.fit_vec_normalize(normalizer)

@@ -14,7 +14,7 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
@@ -59,8 +59,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         """
         super().set_random_seed(seed)
         own_seed = draw_seed() if seed is None else seed
-        storage_device = self.device if self.storage == "device" else th.device("cpu")
-        devices = {"windows": storage_device, "update": self.device, "act": self.device, "explore": self.device}
+        devices = {"windows": th.device("cpu"), "update": self.device, "act": self.device, "explore": self.device}
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
         self.noise_seed = own_seed
         self._connect_buffer_and_policy()
@@ -70,6 +69,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
         assert self.random_streams is not None
         buffer, policy = getattr(self, "replay_buffer", None), unwrapped(getattr(self, "policy", None))
         if isinstance(buffer, TrajectoryReplayBuffer):
+            self.random_streams.move("windows", buffer.storage_device)
             buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
         if isinstance(policy, ChunkedPolicy):
             policy.generator = self.random_streams["act"]

@@ -29,9 +29,30 @@ class RandomStreams:
     def reseed(self, seed: int) -> None:
         """Seed all streams."""
         self.seed = seed
+        self._waiting: dict[str, tuple[str, th.Tensor]] = {}  # states of streams that are on another kind of device
         seeds = np.random.SeedSequence(seed).generate_state(len(self._generators))
-        for generator, own_seed in zip(self._generators.values(), seeds, strict=True):
-            generator.manual_seed(int(own_seed))
+        self._seeds = dict(zip(self._generators, map(int, seeds), strict=True))
+        for name, generator in self._generators.items():
+            generator.manual_seed(self._seeds[name])
+
+    def move(self, name: str, device: th.device) -> None:
+        """
+        Have a stream on a device. On another kind of device the stream starts from its seed, or goes on from the last state
+        that :meth:`set_state` was given for that kind.
+
+        :param name: of the stream
+        :param device: where numbers are drawn from now on
+        """
+        if self._generators[name].device.type == device.type:
+            return
+        self._generators[name] = th.Generator(device=device).manual_seed(self._seeds[name])
+        if name in self._waiting:
+            self.set_state({name: self._waiting.pop(name)})
+
+    def renew(self, state: dict[str, tuple[str, th.Tensor]]) -> None:
+        """Make every generator anew, in an earlier state; the present generators may be unusable."""
+        self._generators = {name: th.Generator(device=each.device) for name, each in self._generators.items()}
+        self.set_state(state)
 
     def get_state(self) -> dict[str, tuple[str, th.Tensor]]:
         """Give the kind of device and the state of every stream."""
@@ -42,6 +63,8 @@ class RandomStreams:
         for name, (device_type, value) in state.items():
             if name in self._generators and self._generators[name].device.type == device_type:
                 self._generators[name].set_state(value)
+            elif name in self._generators:
+                self._waiting[name] = device_type, value
 
     def __getstate__(self) -> dict[str, Any]:
         devices = {name: str(generator.device) for name, generator in self._generators.items()}

@@ -12,8 +12,9 @@ from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
+from sb3_flow.execution import Execution
 from sb3_flow.flow import action_gradient
 from sb3_flow.losses import flow_matching_loss, pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
@@ -154,8 +155,9 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         offline_steps: int = 0,
         offline_fraction: float | None = None,
         sampling: Sampling = "transition",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

@@ -1,5 +1,6 @@
 """RLPD, reinforcement learning with prior data, P. J. Ball, L. Smith, I. Kostrikov, S. Levine, arXiv 2302.02948."""
 
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch as th
@@ -12,9 +13,10 @@ from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_minimum, check_number, check_whole, warn_without_effect
 from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.rows import ACTION_MARGIN
 from sb3_flow.data.table import Sampling
+from sb3_flow.execution import Execution
 from sb3_flow.losses import pessimistic_mean, td_loss
 from sb3_flow.offline_to_online.acting import ActingMode
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
@@ -137,8 +139,9 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         offline_steps: int = 0,
         offline_fraction: float | None = 0.5,
         sampling: Sampling = "transition",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -207,6 +210,9 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
             loss = loss + actor_loss
         self.descend(loss)
         return metrics
+
+    def kind_of_update(self) -> Hashable:
+        return super().kind_of_update(), (self._n_updates + 1) % self.policy_delay == 0
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

@@ -12,8 +12,9 @@ from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_fraction, check_minimum, check_number, check_whole
 from sb3_flow.common.ranks import own_rows
 from sb3_flow.data import ChunkSamples, OfflineDataset
-from sb3_flow.data.replay import Storage
+from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
+from sb3_flow.execution import Execution
 from sb3_flow.flow import Velocity, euler_reverse, sample_depths
 from sb3_flow.losses import expectile_loss, flow_matching_loss, pessimistic_mean
 from sb3_flow.offline_to_online.acting import ActingMode
@@ -119,8 +120,9 @@ class RQL(OfflineToOnlineAlgorithm):
         offline_steps: int = 0,
         offline_fraction: float | None = None,
         sampling: Sampling = "trajectory",
-        storage: Storage = "cpu",
+        storage: Storage = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

@@ -1,0 +1,96 @@
+"""
+A recorder for the CPU that is as strict as CUDA's graphs: it records torch's operators with their tensors and numbers,
+and a replay runs them on the same tensors, without the Python code around them.
+"""
+
+import torch as th
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = th.ops.aten
+WAITS = {aten._local_scalar_dense, aten.equal, aten.lift_fresh, aten.is_nonzero}
+"""Operators that bring a number from the device to the host, or from the host to the device."""
+SIZED_BY_DATA = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.bincount, aten.repeat_interleave}
+
+
+class NotRecordable(RuntimeError):
+    """An operator that a CUDA graph cannot hold."""
+
+
+def tensors_in(values):
+    if isinstance(values, th.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = list(values.values())
+    return [tensor for value in values for tensor in tensors_in(value)] if isinstance(values, list | tuple) else []
+
+
+def check(function, args, kwargs):
+    """:raises NotRecordable: if the operator waits for the device or has a result whose size depends on data"""
+    packet = function.overloadpacket
+    if packet in WAITS:
+        raise NotRecordable(f"{function} waits for the device")
+    masks = [part for part in args[1] if part is not None] if packet in (aten.index, aten.index_put_, aten.index_put) else ()
+    if packet in SIZED_BY_DATA or any(mask.dtype == th.bool for mask in masks):
+        raise NotRecordable(f"{function} has a result whose size depends on data")
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.steps, self.made, self.before = [], {}, {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        check(function, args, kwargs)
+        inputs = tensors_in((args, kwargs))
+        if function._schema.is_mutable:
+            for tensor in inputs:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.made and storage._cdata not in self.before:
+                    self.before[storage._cdata] = storage, storage.clone()
+        result = function(*args, **kwargs)
+        known = {tensor.untyped_storage()._cdata for tensor in inputs}
+        new = [part for part in tensors_in(result) if part.untyped_storage()._cdata not in known and not part._is_zerotensor()]
+        for part in new:
+            self.made[part.untyped_storage()._cdata] = part
+        if new or function._schema.is_mutable:
+            self.steps.append((function, args, kwargs, result if new else None))
+        return result
+
+
+class Tape:
+    """Recorder with a log of its calls."""
+
+    def __init__(self):
+        self.log = []
+
+    def warm_up(self, function):
+        self.log.append("warm up")
+        return function()
+
+    def record(self, function, generators):
+        self.log.append("record")
+        states = [(generator, generator.get_state()) for generator in generators]
+        mode = _Recording()
+        try:
+            with mode:
+                result = function()
+        finally:
+            for storage, before in mode.before.values():
+                storage.copy_(before)
+            for generator, state in states:
+                generator.set_state(state)
+        for tensor in mode.made.values():  # no number is there before the replay
+            if tensor.is_floating_point():
+                tensor.detach().fill_(float("nan"))
+
+        def replay():
+            self.log.append("replay")
+            with th._C._AutoDispatchBelowAutograd(), th.no_grad():
+                for operator, args, kwargs, recorded in mode.steps:
+                    found = operator(*args, **kwargs)
+                    if recorded is not None:
+                        for own, part in zip(tensors_in(recorded), tensors_in(found), strict=True):
+                            own.copy_(part)
+
+        return replay, result
