@@ -13,7 +13,7 @@ WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_pari
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
-.PHONY: demo test unit without-compiled suite lint type doc format clean
+.PHONY: demo test unit without-compiled suite lint type gpu doc format clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -55,6 +55,9 @@ lint: $(INSTALLED)
 
 type: $(INSTALLED)
 	$(BIN)/mypy
+
+gpu:  ## what only a GPU can show, with a PYTHON that has torch with CUDA; without a GPU a dry run
+	MUJOCO_GL=disable $(PYTHON) -m tests.benchmarks.gpu
 
 doc: $(INSTALLED)  ## the manual and the docstrings as web pages; a warning is an error
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[doc]'

@@ -7,28 +7,15 @@ import pytest
 import torch as th
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL
+from sb3_flow import RQL
 from sb3_flow.data import residence
 from sb3_flow.execution import UpdateRunner
 from sb3_flow.execution.update_runner import MOST_KINDS, MOST_RECORDINGS, WARM_UPS
 from sb3_flow.offline_to_online import random_streams
+from tests.flow_variants import VARIANTS
 from tests.tape import NotRecordable, Tape, check, tensors_in
 from tests.tasks import PointEnv, collect
 
-VARIANTS = {
-    "RQL": (RQL, {}),
-    "RQL, bc": (RQL, {"objective": "bc"}),
-    "FMQ, mf": (FMQ, {"warmup_steps": 2, "anneal_end_step": 6}),
-    "FMQ, lsd": (FMQ, {"distillation": "lsd", "warmup_steps": 2}),
-    "FMQ, psd": (FMQ, {"distillation": "psd", "warmup_steps": 2}),
-    "FQL": (FQL, {"normalize_q_loss": True}),
-    "FQL, best of n": (FQL, {"actor_type": "best_of_n", "n_candidates": 4}),
-    "RLPD": (RLPD, {"policy_delay": 3}),
-    "RLPD, QAM's": (RLPD, {"rho": 0.5, "backup_entropy": False, "bc_alpha": 0.1}),
-    "DSRL": (DSRL, {"n_candidates": 2}),
-    "QAM": (QAM, {}),
-    "QAM, edits": (QAM, {"edit_scale": 0.1}),
-}
 RATE = 2.0**-11
 """A rate that float32 holds exactly, as the tensor does that recorded steps read."""
 every_variant = pytest.mark.parametrize("variant", VARIANTS)

@@ -14,7 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from sb3_flow import DSRL, FQL, QAM, RLPD, RQL, OfflineDataset
 from sb3_flow.data.rows import ACTION_MARGIN
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
-from sb3_flow.zoo.bench.suites import Settings
+
+Settings = dict[str, Any]
 
 FIXED: dict[type, Settings] = {
     RQL: {"objective": "rql", "sampling": "trajectory"},
@@ -89,13 +90,21 @@ class Reference:
     :param checkout: its folder
     :param model: ours, whose settings it gets
     :param file: of ``write_transitions``
+    :param variables: of its environment; by default it runs on the CPU
     """
 
-    def __init__(self, python: str, checkout: Path, model: OfflineToOnlineAlgorithm, file: Path) -> None:
+    def __init__(
+        self,
+        python: str,
+        checkout: Path,
+        model: OfflineToOnlineAlgorithm,
+        file: Path,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         flags = "--xla_cpu_multi_thread_eigen=false" if th.get_num_threads() == 1 else ""
         self.process = subprocess.Popen(
             [python, str(Path(__file__).with_name("reference_worker.py")), str(checkout)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
