@@ -34,9 +34,10 @@ from test_async_ppo import (
 
 from sb3_flow import PPO, AsyncPPO
 from sb3_flow.collect import CollectorError
-from sb3_flow.collect.environment_transfer import made_by, merge_normalisers, record_normalisers, recorded_normalisers
+from sb3_flow.collect.environment_transfer import made_by
 from sb3_flow.collect.infos import pack_infos, unpack_infos
 from sb3_flow.collect.shares import Shares
+from sb3_flow.common.normalisers import merge_normalisers, record_normalisers, recorded_normalisers
 
 __all__ = ["nothing_is_left"]  # a fixture that every test here uses
 TWO: dict[str, Any] = {**SMALL, "n_collectors": 2}

@@ -357,7 +357,7 @@ def test_schedules_end_at_zero() -> None:
 def test_gspo_clips_by_the_length_of_episodes() -> None:
     model = GSPO("MlpPolicy", grouped(), **SMALL)
     learned(model, 100)
-    length = model.rollout_buffer.mean_episode_length
+    length = model.rollout_buffer.mean_episode_length()
     last = model.logger.name_to_value  # of the last update, which SB3 does not dump
     assert last["train/clip_range"] == pytest.approx(0.2 / length**0.5)
     assert last["train/clip_range_high"] == pytest.approx(0.28 / length**0.5)

@@ -303,7 +303,7 @@ def test_episodes_stay_together_in_minibatches_of_sequence_losses() -> None:
         n_segments += minibatch.n_segments
     assert sorted(np.concatenate(seen)) == list(range(96)) and n_segments == number[-1]
     assert all(len(rows) >= 20 for rows in seen[:-1])
-    assert buffer.mean_episode_length == pytest.approx(96 / n_segments)
+    assert buffer.mean_episode_length() == pytest.approx(96 / n_segments)
 
 
 # --- reference policy

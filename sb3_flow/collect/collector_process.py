@@ -21,19 +21,13 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import obs_as_tensor, set_random_seed
 
-from sb3_flow.collect.environment_transfer import (
-    normalisers,
-    record_normalisers,
-    recorded_normalisers,
-    set_coming_reset,
-    set_normalisers,
-    unpack,
-)
+from sb3_flow.collect.environment_transfer import set_coming_reset, unpack
 from sb3_flow.collect.infos import pack_infos
 from sb3_flow.collect.lean_vec_env import lean
 from sb3_flow.collect.memory import attach
 from sb3_flow.collect.slots import Rollout
 from sb3_flow.collect.weights import PublishedWeights
+from sb3_flow.common.normalisers import normalisers, record_normalisers, recorded_normalisers, set_normalisers
 from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.on_policy.collection import bounded_actions
 from sb3_flow.on_policy.finite import decide

@@ -8,14 +8,8 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_flow.collect.environment_transfer import (
-    coming_reset,
-    factory_of,
-    made_by,
-    normalisers,
-    set_coming_reset,
-    set_normalisers,
-)
+from sb3_flow.collect.environment_transfer import coming_reset, factory_of, made_by, set_coming_reset
+from sb3_flow.common.normalisers import normalisers, set_normalisers
 from sb3_flow.common.observations import joined
 
 

@@ -6,6 +6,7 @@ is one rank, and every function here hands on what it is given. Tensors of GPUs 
 between the processes (to begin alike, to stop) travel by gloo, and wait a day for a rank that evaluates or saves meanwhile.
 """
 
+import inspect
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch as th
 import torch.distributed as dist
+from stable_baselines3.common.utils import FloatSchedule
 
 from sb3_flow.common.nests import map_tensors
 
@@ -139,6 +141,52 @@ def first_says(yes: bool) -> bool:
     return bool(answer)
 
 
+def of_all_ranks(value: Any) -> list[Any]:
+    """
+    Collect a value of every rank, for which all wait.
+
+    :param value: of this rank; pickle takes it
+    :return: of each rank in turn, the same on all
+    """
+    if n_ranks() == 1:
+        return [value]
+    values: list[Any] = [None] * n_ranks()
+    with _naming_ranks():
+        dist.all_gather_object(values, value, group=_group_of_messages())
+    return values
+
+
+def rows_of_ranks(numbers: th.Tensor) -> th.Tensor:
+    """
+    Collect numbers of every rank on the numbers' device.
+
+    :param numbers: shape ``(K,)``
+    :return: a row for each rank, shape ``(n_ranks, K)``, without a gradient
+    """
+    rows = numbers.new_zeros((n_ranks(), len(numbers)))
+    rows[rank()] = numbers.detach()
+    if n_ranks() > 1:
+        with _naming_ranks():
+            _add(rows)
+    return rows
+
+
+OF_EACH_RANK = {"seed", "device", "verbose", "tensorboard_log", "offline_dataset"}
+"""Arguments of algorithms that ranks may differ in; the first rank's weights and random numbers count."""
+
+
+def plain_arguments(model: Any) -> dict[str, Any]:
+    """List the arguments of a model that ranks must share: numbers, names, and schedules by three of their values."""
+    found: dict[str, Any] = {}
+    for name in sorted(inspect.signature(type(model)).parameters.keys() - OF_EACH_RANK):
+        value = vars(model).get(name)
+        if isinstance(value, FloatSchedule):
+            found[name] = [value(progress) for progress in (1.0, 0.5, 0.0)]
+        elif value is None or isinstance(value, bool | int | float | str):
+            found[name] = value
+    return found
+
+
 def check_alike(**values: Any) -> None:
     """
     Refuse to train ranks that were given different things.
@@ -146,11 +194,7 @@ def check_alike(**values: Any) -> None:
     :param values: by name
     :raises ValueError: naming the first value in which ranks differ, on every rank
     """
-    if n_ranks() == 1:
-        return
-    of_ranks: list[Any] = [None] * n_ranks()
-    with _naming_ranks():
-        dist.all_gather_object(of_ranks, values, group=_group_of_messages())
+    of_ranks = of_all_ranks(values)
     for name in of_ranks[0]:
         given = [of_rank.get(name) for of_rank in of_ranks]
         if any(value != given[0] for value in given):

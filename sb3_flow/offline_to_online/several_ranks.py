@@ -1,17 +1,13 @@
 """Several processes that train one model on a dataset: they begin alike, and the first alone logs and calls callbacks."""
 
-import inspect
 from typing import Any
 
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
-from sb3_flow.common.ranks import check_alike, check_shares, checksum, from_first, is_first, n_ranks
+from sb3_flow.common.ranks import check_alike, check_shares, checksum, from_first, is_first, n_ranks, plain_arguments
 from sb3_flow.data import OfflineDataset
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
-
-OF_EACH_RANK = {"seed", "device", "verbose", "tensorboard_log", "offline_dataset"}
-"""Arguments that ranks may differ in; the first rank's weights and random numbers count."""
 
 
 class TrainsOnSeveralRanks(PersistentAlgorithm):
@@ -30,15 +26,13 @@ class TrainsOnSeveralRanks(PersistentAlgorithm):
         if n_ranks() == 1:
             return
         check_shares(self.batch_size)
-        names = inspect.signature(type(self)).parameters.keys() - OF_EACH_RANK
-        arguments = {name: vars(self).get(name) for name in sorted(names)}
         of_phase = {
             "algorithm": type(self).__name__,
             "dataset": (len(dataset), checksum(dataset.actions, dataset.rewards, dataset.terminated)),
             "offline_updates": self.offline_updates,
             "n_updates": self._n_updates,
         }
-        check_alike(**{name: value for name, value in arguments.items() if _is_plain(value)} | of_phase | numbers)
+        check_alike(**plain_arguments(self) | of_phase | numbers)
         assert self.random_streams is not None
         normalizer = self._vec_normalize_env
         state: dict[str, Any] = from_first(self._state_of_training)
@@ -69,7 +63,3 @@ class TrainsOnSeveralRanks(PersistentAlgorithm):
             return callback
         self.set_logger(Logger(None, []))
         return None
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)

@@ -18,10 +18,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
 from sb3_flow.common.copies import DeepCopies
-from sb3_flow.common.ranks import n_ranks
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
+from sb3_flow.on_policy.learning_together import LearnsTogether
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
 from sb3_flow.on_policy.tensor_collection import TensorRollout, collect_tensors
 from sb3_flow.on_policy.tensor_normalising import check_wrappers, of_tensors
@@ -52,7 +52,7 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], 
     return bounded
 
 
-class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
+class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, OnPolicyAlgorithm):
     """
     Collect rollouts of two kinds, with hooks that subclasses override. SB3's rollouts are ``n_steps`` from the environments'
     present states. For whole episodes (``whole_episodes``) all environments are reset, and the rollout ends when each
@@ -84,14 +84,13 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
         :param arguments: further arguments of SB3's (sb3-contrib's) ``learn``
         :param options: further arguments by name
         :return: the trained model
+        :raises ValueError: if several processes that train together (the manual's "Scaling out") were given different things
         """
         check_learning(total_timesteps, log_interval)
-        if n_ranks() > 1:
-            warnings.warn(
-                f"{n_ranks()} ranks of torch.distributed run, but {type(self).__name__} does not train in several processes: "
-                "each of them trains a model of its own."
-            )
-        return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
+        try:
+            return super().learn(total_timesteps, callback, log_interval, *arguments, **options)
+        finally:
+            self._stop_learning_together()
 
     def collect_rollouts(  # type: ignore[override]
         self,
@@ -131,11 +130,11 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             clipped_actions = bounded_actions(self.policy, self.action_space, actions)
 
             new_obs, rewards, dones, infos = env.step(clipped_actions)
-            self.num_timesteps += env.num_envs
+            self._count_step(env)
 
             callback.update_locals(locals())
             if not callback.on_step():
-                return False
+                return self._end_together(False)
 
             if alive is None:
                 self._update_info_buffer(infos, dones)
@@ -159,6 +158,8 @@ class RolloutCollection(AtomicSaves, DeepCopies, OnPolicyAlgorithm):
             self._warn_of_cut_episodes(n_rollout_steps)
         if rollout_buffer.pos < rollout_buffer.buffer_size:
             rollout_buffer.shorten()
+        if not self._end_together(True):
+            return False
         with th.no_grad():
             values = self._last_values()
         self._estimate(rollout_buffer, values, dones)

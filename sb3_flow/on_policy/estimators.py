@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from sb3_flow.common.ranks import of_all_ranks, rank
 from sb3_flow.on_policy.grouping import Groups
 
 Advantage = Literal["gae", "vtrace", "group"]
@@ -71,9 +72,16 @@ class Estimator:
             return Estimate(advantages, returns, {})
         if self.kind == "vtrace":
             return self.of_values(rollout, rollout.values, rollout.last_values, np.zeros_like(rollout.values))
-        advantages, returns, statistics, counts = self.groups.advantages(
-            rollout.raw_rewards, rollout.alive, rollout.values, rollout.gamma, rollout.capacity
+        rollouts = of_all_ranks((rollout.raw_rewards, rollout.alive, rollout.values))
+        n_steps, n_envs = max(len(alive) for _, alive, _ in rollouts), rollout.alive.shape[1]
+        # after the end of a rank's rollout none of its episodes is alive
+        rewards, alive, values = (
+            np.concatenate([np.pad(column, ((0, n_steps - len(column)), (0, 0))) for column in columns], axis=1)
+            for columns in zip(*rollouts, strict=True)
         )
+        *found, statistics, counts = self.groups.advantages(rewards, alive, values, rollout.gamma, rollout.capacity)
+        own = np.s_[: len(rollout.alive), rank() * n_envs : (rank() + 1) * n_envs]
+        advantages, returns, counts = (np.ascontiguousarray(column[own]) for column in (*found, counts))
         return Estimate(advantages, returns, statistics, counts)
 
     def of_values(self, rollout: Rollout, values: np.ndarray, last_values: np.ndarray, log_rhos: np.ndarray) -> Estimate:

@@ -12,6 +12,8 @@ from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, Rec
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.ranks import check_shares
+from sb3_flow.on_policy.whole_batch import divided, drawn_episodes
 
 # Arrays that SB3's and sb3-contrib's `get` flatten to rows, index = environment * steps + step
 FLATTENED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "action_masks")
@@ -33,6 +35,7 @@ class Minibatch:
     :param mask: True for the rows to learn from, bool ``(B,)``; None for all rows
     :param segments: the episode of each row within the minibatch, int64 ``(B,)``; None if episodes are not kept together
     :param n_segments: number of these episodes
+    :param stands_in: nothing is learned from the rows, since other ranks alone have rows for this minibatch
     :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; None if it is not known
     """
 
@@ -40,6 +43,7 @@ class Minibatch:
     mask: th.Tensor | None = None
     segments: th.Tensor | None = None
     n_segments: int = 0
+    stands_in: bool = False
     proximal_log_prob: th.Tensor | None = None
 
     def split(self, sizes: list[int]) -> "Iterator[Minibatch]":
@@ -100,14 +104,15 @@ class MinibatchBuffer(RolloutBuffer):
         """
         Pass over the rollout once, in the random order of SB3's (sb3-contrib's) ``get``.
 
-        :param batch_size: rows of a minibatch, None for all; with ``by_episode``, the smallest number of rows
+        :param batch_size: rows of a minibatch of all ranks together, None for all; with ``by_episode``, the smallest number of
+            rows
         :param by_episode: keep the rows of an episode together and number the episodes
         :param at_once: rows that are read at a time; 0: a minibatch is read in its turn, since the buffer changes in between
         """
         assert self.full, "Rollout buffer must be full before sampling from it"
         self.prepare()
         if self.is_recurrent:
-            yield from self._sequences(self._size(batch_size))
+            yield from self._sequences(None if batch_size is None else check_shares(self._size(batch_size)))
             return
         if not any(self.storage._get_samples is known._get_samples for known in ROW_BY_ROW):
             at_once = 0  # a user's samples may depend on the other rows of the minibatch
@@ -118,21 +123,24 @@ class MinibatchBuffer(RolloutBuffer):
                 yield from self._read(waiting)
                 waiting, n_rows = [], 0
             waiting.append(batch)
-            n_rows += len(batch[0])
+            n_rows += max(len(batch[0]), 1)
         if waiting:
             yield from self._read(waiting)
 
     def _read(self, batches: list[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Minibatch]:
         """Make the minibatches of several :meth:`batches_of_rows` by a single read of the buffer."""
-        together = self._minibatch(np.concatenate([rows for rows, _ in batches]))
-        for minibatch, (_, segments) in zip(together.split([len(rows) for rows, _ in batches]), batches, strict=True):
+        first = np.zeros(1, dtype=np.int64)
+        numbers = [rows if len(rows) else first for rows, _ in batches]
+        together = self._minibatch(np.concatenate(numbers))
+        for minibatch, (rows, segments) in zip(together.split(list(map(len, numbers))), batches, strict=True):
+            minibatch.stands_in = len(rows) == 0
             if segments is not None:
+                segments = first if minibatch.stands_in else segments
                 minibatch.segments = th.as_tensor(segments, device=self.device)
                 minibatch.n_segments = int(segments[-1]) + 1
             yield minibatch
 
-    def _size(self, batch_size: int | None) -> int:
-        batch_size = self.buffer_size * self.n_envs if batch_size is None else batch_size
+    def _size(self, batch_size: int) -> int:
         check_minimum(1, batch_size=batch_size)
         return batch_size
 
@@ -142,29 +150,27 @@ class MinibatchBuffer(RolloutBuffer):
         """
         Draw the rows of each minibatch, see :meth:`minibatches`.
 
-        :return: flat numbers of the rows and, with ``by_episode``, the episode of each row within the minibatch
+        :return: flat numbers of this rank's rows, which may be none if there are other ranks, and, with ``by_episode``, the
+            episode of each row within the minibatch
         """
-        total = self.buffer_size * self.n_envs
-        batch_size = self._size(batch_size)
-        rows = np.arange(total) if self.rows is None else self.rows
+        if batch_size is not None:
+            check_minimum(1, batch_size=batch_size)
+        rows = np.arange(self.buffer_size * self.n_envs) if self.rows is None else self.rows
         if not by_episode:
             order = np.random.permutation(len(rows))
             order = order if self.rows is None else rows[order]
-            for start in range(0, len(rows), batch_size):
-                yield order[start : start + batch_size], None
+            for part in divided(order, batch_size):
+                yield part, None
             return
         starts = self.episode_starts.astype(bool)  # time-major, except in recurrent buffers
         starts[0] = True
         of_row = np.cumsum(self.swap_and_flatten(starts)) - 1
         # whole episodes, or the parts of episodes that are in the rollout
         episodes = np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1) if len(rows) else []
-        chosen: list[np.ndarray] = []
-        for place, number in enumerate(np.random.permutation(len(episodes)), start=1):
-            chosen.append(episodes[number])
-            lengths = [len(episode) for episode in chosen]
-            if sum(lengths) >= batch_size or place == len(episodes):
-                yield np.concatenate(chosen), np.repeat(np.arange(len(chosen)), lengths)
-                chosen = []
+        for numbers in drawn_episodes(list(map(len, episodes)), batch_size):
+            chosen = [episodes[number] for number in numbers]
+            segments = np.repeat(np.arange(len(chosen)), list(map(len, chosen)))
+            yield np.concatenate([rows[:0], *chosen]), segments
 
     def _minibatch(self, rows: np.ndarray) -> Minibatch:
         proximal = self.proximal_log_probs
@@ -172,11 +178,12 @@ class MinibatchBuffer(RolloutBuffer):
             data=self._get_samples(rows), proximal_log_prob=None if proximal is None else self.to_torch(proximal[rows])
         )
 
-    def _sequences(self, batch_size: int) -> Iterator[Minibatch]:
+    def _sequences(self, batch_size: int | None) -> Iterator[Minibatch]:
         """Make minibatches of padded sequences in the order of sb3-contrib's ``get``; the sequences are the segments."""
         total = self.buffer_size * self.n_envs
         split = np.random.randint(total)
         order = np.roll(np.arange(total), -split)
+        batch_size = total if batch_size is None else batch_size
         for start in range(0, total, batch_size):
             minibatch = self._padded(order[start : start + batch_size])
             if self.rows is None or bool(minibatch.mask.any()):  # type: ignore[union-attr]

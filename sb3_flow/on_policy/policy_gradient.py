@@ -1,5 +1,6 @@
 """The update of PPO, MaskablePPO and RecurrentPPO, with a choice of advantages and of policy losses."""
 
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -7,10 +8,11 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import FloatSchedule
 
 from sb3_flow.common.backends import Backend, choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
+from sb3_flow.common.ranks import backward, is_first, mean_over_ranks, n_ranks
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
@@ -28,6 +30,7 @@ from sb3_flow.on_policy.grouping import Groups
 from sb3_flow.on_policy.minibatches import AT_ONCE, Minibatch
 from sb3_flow.on_policy.reference import ReferencePolicy, WithReference
 from sb3_flow.on_policy.rollout_buffer import with_estimates
+from sb3_flow.on_policy.whole_batch import WholeBatch, explained_of_ranks, metrics_of_ranks
 
 if TYPE_CHECKING:
     from sb3_flow.on_policy.native_learner import NativeLearner
@@ -85,7 +88,10 @@ class PolicyGradient(WithReference):
         self._check_choices()
         check_sizes(n_steps, batch_size)  # before SB3 divides by them
         stock |= {"n_steps": n_steps, "batch_size": batch_size}
-        super().__init__(policy, env, **stock)
+        with warnings.catch_warnings():
+            if n_ranks() > 1:  # SB3 takes the batch of all ranks for this rank's
+                warnings.filterwarnings("ignore", message="You have specified a mini-batch size")
+            super().__init__(policy, env, **stock)
 
     def _check_choices(self) -> None:
         check_choices(self)
@@ -121,15 +127,20 @@ class PolicyGradient(WithReference):
         total = self.n_steps * self.n_envs
         size = min(self.batch_size or total, total), self.n_envs, th.get_num_threads()
         slower = None if uncovered else torch_is_faster(linear_layers(self.policy), *size)
-        given = self.backend, self.chosen_backend, uncovered, slower, self.verbose, self.policy.device.type
-        self.chosen_backend = choose_backend(*given)
-        if self.chosen_backend == "native":
+        verbose = self.verbose if is_first() else 0
+        given = self.backend, self.chosen_backend, uncovered, slower, verbose, self.policy.device.type
+        chosen, self.native = choose_backend(*given), None
+        if n_ranks() == 1:  # the choice for ranks does not bind one process that goes on
+            self.chosen_backend = chosen
+        if chosen == "native":
             from sb3_flow.on_policy.native_learner import NativeLoops  # only where numba can be used
 
             self.native = NativeLoops(self.policy)
 
     def _not_native(self) -> str | None:
         """Look for a reason why the compiled loops do not cover this algorithm; None if they do."""
+        if n_ranks() > 1:
+            return f"{n_ranks()} ranks train it together, and the compiled loops cannot exchange gradients"
         if type(self).loss is not PolicyGradient.loss:
             return f"{type(self).__name__} has a loss of its own"
         if self.recompute_advantages == "minibatch":
@@ -173,7 +184,7 @@ class PolicyGradient(WithReference):
                 passes.append(found)
                 self._n_updates += 1
                 if stop:
-                    if self.verbose >= 1:
+                    if self.verbose >= 1 and is_first():
                         print(f"Early stopping at step {epoch} due to reaching max kl: {found['approx_kl'][-1]:.2f}")
                     break
         self._log(passes, clip)
@@ -186,23 +197,23 @@ class PolicyGradient(WithReference):
         stop = False
         at_once, buffer = 0 if recompute else AT_ONCE, self.rollout_buffer
         n_rows = buffer.buffer_size * buffer.n_envs
-        single = not by_episode and n_rows <= (self.batch_size or n_rows)
+        single = n_ranks() == 1 and not by_episode and n_rows <= (self.batch_size or n_rows)
         with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass(single):
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
-                stop = self.target_kl is not None and bool(found["approx_kl"] > 1.5 * self.target_kl)
+                stop = self.target_kl is not None and bool(mean_over_ranks(found["approx_kl"]) > 1.5 * self.target_kl)
                 if stop:
                     break
                 steps.zero_grad()
-                loss.backward()
+                backward(loss, steps.parameters)
                 steps.step(loss)
                 if recompute:
                     self._estimate_again()
             if not metrics:
                 return {}, stop
             table = th.stack([metric for row in metrics for metric in row.values()]).double().cpu().numpy()
-            columns = dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True))
+            columns = metrics_of_ranks(dict(zip(metrics[0], table.reshape(len(metrics), -1).T, strict=True)))
             losses = columns.get("loss", np.zeros(1))[: len(metrics) - stop]
             check_pass(self._n_updates + 1, losses, steps.weights_are_finite(), self.rollout_buffer)
         return columns, stop
@@ -226,7 +237,7 @@ class PolicyGradient(WithReference):
         :param clip_range: present epsilon of the surrogate, or of its lower side if ``clip_range_high`` is given
         :param clip_range_high: present epsilon of the upper side
         :param clip_range_vf: present clipping range of the values
-        :return: scalar loss, and scalar metrics by name
+        :return: scalar loss, and scalar metrics by name; of several ranks this rank's part, the mean of which is the whole
         """
         data, mask = minibatch.data, minibatch.mask
 
@@ -237,13 +248,15 @@ class PolicyGradient(WithReference):
         values, log_prob, entropy = self._evaluate(data)
         values = values.flatten()
         advantages, log_prob, old_log_prob = rows(data.advantages), rows(log_prob), rows(data.old_log_prob)
-        if self.normalize_advantage and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        by_episode = self.policy_loss in ("gspo", "gspo_token")
+        whole = WholeBatch(advantages, minibatch.n_segments, minibatch.stands_in)
+        if self.normalize_advantage:
+            advantages = whole.normalised(advantages)
         log_ratio = log_prob - old_log_prob
         ratio = th.exp(log_ratio)
         sequences = None if minibatch.segments is None else (rows(minibatch.segments), minibatch.n_segments)
 
-        if self.policy_loss in ("gspo", "gspo_token"):
+        if by_episode:
             assert sequences is not None
             sequence_loss = gspo_loss if self.policy_loss == "gspo" else gspo_token_loss
             losses = sequence_loss(log_prob, old_log_prob, advantages, *sequences, clip_range, clip_range_high)
@@ -257,33 +270,34 @@ class PolicyGradient(WithReference):
             losses = clipped_surrogate(ratio, advantages, clip_range, clip_range_high, dual_clip)
         else:
             raise NotImplementedError(f"`policy_loss={self.policy_loss!r}` has no branch here.")
-        policy_loss = losses.mean()
+        policy_loss = whole.part(losses.mean(), by_episode)
         # without an entropy in closed form, the samples estimate it
-        entropy_loss = -th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy))
+        entropy_loss = whole.part(-th.mean(-log_prob) if entropy is None else -th.mean(rows(entropy)))
         loss = policy_loss + self.ent_coef * entropy_loss if self.ent_coef else policy_loss
         metrics = {"policy_gradient_loss": policy_loss, "entropy_loss": entropy_loss}
         if self.has_critic:
-            metrics["value_loss"] = value_loss(rows(values), rows(data.returns), rows(data.old_values), clip_range_vf)
+            value_columns = rows(values), rows(data.returns), rows(data.old_values)
+            metrics["value_loss"] = whole.part(value_loss(*value_columns, clip_range_vf))
             loss = loss + self.vf_coef * metrics["value_loss"]
         if self.kl_coef > 0:
-            metrics["kl_reference"] = rows(self._kl_to_reference(data)).mean()
+            metrics["kl_reference"] = whole.part(rows(self._kl_to_reference(data)).mean())
             loss = loss + self.kl_coef * metrics["kl_reference"]
         metrics["loss"] = loss
         with th.no_grad():
             change = ratio - 1
-            metrics["approx_kl"] = th.mean(change - log_ratio)
-            metrics["ratio_mean"], metrics["ratio_max"] = ratio.mean(), ratio.max()
+            metrics["approx_kl"] = whole.part(th.mean(change - log_ratio))
+            metrics["ratio_mean"], metrics["ratio_max"] = whole.part(ratio.mean()), whole.largest(ratio)
             if self.policy_loss == "decoupled":
                 change = th.exp(log_prob - proximal) - 1
             if sequences is not None:
                 sequence_ratio = th.exp(segment_mean(log_ratio, *sequences))
-                if self.policy_loss in ("gspo", "gspo_token"):
+                if by_episode:
                     change = sequence_ratio - 1
-                metrics["sequence_ratio_mean"] = sequence_ratio.mean()
-                metrics["sequence_ratio_max"] = sequence_ratio.max()
+                metrics["sequence_ratio_mean"] = whole.part(sequence_ratio.mean(), by_sequence=True)
+                metrics["sequence_ratio_max"] = whole.largest(sequence_ratio)
             high = clip_range if clip_range_high is None else clip_range_high
             outside = change.abs() > high if high == clip_range else (change > high) | (change < -clip_range)
-            metrics["clip_fraction"] = outside.mean(dtype=th.float32)
+            metrics["clip_fraction"] = whole.part(outside.mean(dtype=th.float32), by_episode)
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 
     @property
@@ -293,7 +307,7 @@ class PolicyGradient(WithReference):
 
     def _clip_ranges(self) -> dict[str, Any]:
         ranges = {}
-        scale = self.rollout_buffer.mean_episode_length**-0.5 if self.length_scaled_clip else 1.0
+        scale = self.rollout_buffer.mean_episode_length() ** -0.5 if self.length_scaled_clip else 1.0
         for name, factor in (("clip_range", scale), ("clip_range_high", scale), ("clip_range_vf", 1.0)):
             schedule = getattr(self, name)
             ranges[name] = None if schedule is None else factor * schedule(self._current_progress_remaining)
@@ -366,10 +380,10 @@ class PolicyGradient(WithReference):
             self.logger.record(f"train/{name}", column.max() if name.endswith("_max") else shown)
         if self.has_critic:
             rows = slice(None) if buffer.rows is None else buffer.rows
-            explained = explained_variance(buffer.values.flatten()[rows], buffer.returns.flatten()[rows])
+            explained = explained_of_ranks(buffer.values.flatten()[rows], buffer.returns.flatten()[rows])
             self.logger.record("train/explained_variance", explained)
         for key, value in buffer.statistics.items():
-            self.logger.record(key, value)
+            self.logger.record(key, mean_over_ranks(th.tensor(value)).item() if n_ranks() > 1 else value)
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

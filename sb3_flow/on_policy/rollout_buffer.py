@@ -13,6 +13,7 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from sb3_flow.common.observations import map_arrays
+from sb3_flow.common.ranks import of_all_ranks
 from sb3_flow.on_policy.estimators import Estimator
 from sb3_flow.on_policy.minibatches import MinibatchBuffer
 
@@ -40,7 +41,7 @@ class EstimatedRollouts(MinibatchBuffer):
     """
 
     estimator: Estimator
-    mean_episode_length: float  # counts the parts of episodes that are in the rollout
+    n_learned: tuple[int, int]  # steps to learn from, and episodes or parts of episodes with such steps
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -158,7 +159,12 @@ class EstimatedRollouts(MinibatchBuffer):
         self.rows = None if valid.all() else np.flatnonzero(self.swap_and_flatten(valid))
         starts = self.episode_starts.astype(bool)
         starts[0] = True
-        self.mean_episode_length = float(max(valid.sum(), 1) / max((starts & valid).sum(), 1))
+        self.n_learned = int(valid.sum()), int((starts & valid).sum())
+
+    def mean_episode_length(self) -> float:
+        """Compute the mean number of steps of the episodes of all ranks, or of the parts that are in the rollouts."""
+        steps, episodes = (sum(numbers) for numbers in zip(*of_all_ranks(self.n_learned), strict=True))
+        return float(max(steps, 1) / max(episodes, 1))
 
     def estimate_again(
         self, values: np.ndarray, log_probs: np.ndarray, final_values: np.ndarray, last_values: np.ndarray

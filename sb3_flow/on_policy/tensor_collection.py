@@ -138,7 +138,7 @@ def _collect(
         record.put(n_steps, episode_starts=env.episode_starts)
         clipped_actions = bounded_tensors(model.policy, model.action_space, actions).to(env.device)
         found = env.step_tensors(clipped_actions)
-        model.num_timesteps += env.num_envs
+        model._count_step(model.env)
         env.tells_last = record.put_final(found) or env.tells_last
         nobody = th.zeros_like(found.terminated)
         resets, successes = (nobody if flags is None else flags for flags in (found.resets, found.successes))
@@ -156,13 +156,15 @@ def _collect(
         callback.update_locals(shown | {"rollout_buffer": rollout_buffer, "n_rollout_steps": n_rollout_steps})
         if not callback.on_step():
             note_episodes(model, env, record, n_steps, tells_successes=found.successes is not None)
-            return False
+            return end_together(model, env, False)
         if alive is not None:
             alive = alive & ~found.dones
     if alive is not None and bool(alive.all()):
         model._warn_of_cut_episodes(n_rollout_steps)
     fill_rollout(model, env, record, rollout_buffer, n_steps)
     note_episodes(model, env, record, n_steps, tells_successes=found.successes is not None)
+    if not end_together(model, env, True):
+        return False
     seen(map_arrays(lambda part: part.to(model.device), env.observations))
     with th.no_grad():
         values = model._last_values()
@@ -173,16 +175,26 @@ def _collect(
     return True
 
 
+def end_together(model: Any, env: TensorEnv, going_on: bool) -> bool:
+    """Count what came to all ranks, whose statistics this rank's must be a part of; see ``LearnsTogether._end_together``."""
+    if isinstance(env, NormalisedTensors):
+        env.write()
+    ended: bool = model._end_together(going_on)
+    return ended
+
+
 def note_episodes(model: Any, env: TensorEnv, record: TensorRollout, n_steps: int, tells_successes: bool) -> None:
     """Add the episodes that ended in a rollout's steps to SB3's statistics."""
     names = ("terminated", "truncated", "alive", "returns", "lengths", "successes")
     columns = {name: to_numpy(record.columns[name][:n_steps]) for name in names}
     ended = (columns["terminated"] | columns["truncated"]) & columns["alive"]
     seconds = round(time.time() - env.started, 6)
-    for total, length in zip(columns["returns"][ended].tolist(), columns["lengths"][ended].tolist(), strict=True):
-        model.ep_info_buffer.append({"r": total, "l": length, "t": seconds})
-    if tells_successes:
-        model.ep_success_buffer.extend(columns["successes"][ended].tolist())
+    numbers = (columns[name][ended].tolist() for name in ("returns", "lengths", "successes"))
+    infos = [
+        {"episode": {"r": total, "l": length, "t": seconds}} | ({"is_success": success} if tells_successes else {})
+        for total, length, success in zip(*numbers, strict=True)
+    ]
+    model._update_info_buffer(infos, np.ones(len(infos), dtype=bool))
 
 
 def fill_rollout(model: Any, env: TensorEnv, record: TensorRollout, rollout_buffer: EstimatedRollouts, n_steps: int) -> None:

@@ -8,6 +8,7 @@ import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from sb3_flow.common.normalisers import RecordedMeanStd
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, to_numpy
 from sb3_flow.common.wrapper_chain import chain
@@ -25,6 +26,7 @@ class RunningMoments:
         self.statistic = statistic
         self.mean, self.var = (th.tensor(part, dtype=th.float64, device=device) for part in (statistic.mean, statistic.var))
         self.count = th.tensor(statistic.count, dtype=th.float64, device=device)
+        self.news = RunningMoments(statistic.news, device) if isinstance(statistic, RecordedMeanStd) else None
 
     def update(self, values: th.Tensor, counts: th.Tensor | None = None) -> None:
         """
@@ -42,13 +44,21 @@ class RunningMoments:
             n = weight.sum()
             mean = (weight * values).sum(dim=0) / n.clamp(min=1.0)
             var = (weight * (values - mean) ** 2).sum(dim=0) / n.clamp(min=1.0)
-        total, delta = self.count + n, mean - self.mean
+        self._add(mean, var, n)
+        if self.news is not None:
+            self.news._add(mean, var, n)
+
+    def _add(self, mean: th.Tensor, var: th.Tensor, n: Any) -> None:
+        count, delta = self.count + n, mean - self.mean
+        total = count.clamp(min=1e-8)  # news may be of no rows
         self.mean = self.mean + delta * n / total
         self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
-        self.count = total
+        self.count = count
 
     def write(self) -> None:
         """Write the numbers back to SB3's statistics."""
+        if self.news is not None:
+            self.news.write()
         self.statistic.mean, self.statistic.var = self.mean.cpu().numpy(), self.var.cpu().numpy()
         self.statistic.count = float(self.count)
 

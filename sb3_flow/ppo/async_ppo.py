@@ -15,18 +15,12 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collectors import Collectors
-from sb3_flow.collect.environment_transfer import (
-    factory_of,
-    made_by,
-    normalisers,
-    pack,
-    set_normalisers,
-    unpack,
-)
+from sb3_flow.collect.environment_transfer import factory_of, made_by, pack, unpack
 from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.shares import Shares
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_number, check_whole, warn_without_effect
+from sb3_flow.common.normalisers import normalisers, set_normalisers
 from sb3_flow.common.ray_runtime import checked_actor_options, connected
 from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.compiled.policy_losses import PolicyLoss

@@ -13,12 +13,14 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.collect.collector_process import random_state, set_random_state
 from sb3_flow.collect.collectors import CollectedRollout, Collection, Collectors
-from sb3_flow.collect.environment_transfer import coming_reset, merge_normalisers, normalisers, pack, set_normalisers
+from sb3_flow.collect.environment_transfer import coming_reset, pack
 from sb3_flow.collect.fork_server import fork_server
 from sb3_flow.collect.process_collectors import ProcessCollectors
 from sb3_flow.collect.ray_collectors import RayCollectors
 from sb3_flow.collect.shares import Shares
 from sb3_flow.collect.slots import RolloutSpec
+from sb3_flow.common.normalisers import merge_normalisers, normalisers, set_normalisers
+from sb3_flow.common.ranks import n_ranks
 from sb3_flow.common.ray_runtime import checked_actor_options
 from sb3_flow.common.workers import available_cores
 from sb3_flow.on_policy.collection import bounded_actions
@@ -61,6 +63,11 @@ class CollectedPPO(PPO):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
+        if n_ranks() > 1:
+            raise ValueError(
+                f"{n_ranks()} ranks train, but {type(self).__name__} learns in one process: take more collectors instead "
+                '(`n_collectors`, or `collectors="ray"` on several machines), or PPO, which trains on several ranks.'
+            )
         assert self.env is not None
         check_wrappers(self, self.env)
         if self._collectors is not None and self._collector_settings != self._settings:

@@ -20,8 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow import AsyncPPO, OfflineDataset
 from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
-from sb3_flow.common.ranks import is_first
+from sb3_flow.common.ranks import is_first, n_ranks
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.zoo import registry
 from sb3_flow.zoo.torchrun import check_trainable
 
@@ -68,6 +69,14 @@ class ExperimentManager(ZooManager):
             manager.callbacks, manager.specified_callbacks = [], []  # callbacks hold evaluation environments and the model
             setattr(env, FACTORY, partial(_create_envs, manager, n_envs, no_log))
         return env
+
+    def create_callbacks(self) -> None:
+        if issubclass(rl_zoo3.ALGOS[self.algo], PolicyGradient):
+            # the zoo divides by the number of environments; those of all ranks take a step between two calls
+            self.save_freq, self.eval_freq = (
+                max(1, freq // n_ranks()) if freq > 0 else freq for freq in (self.save_freq, self.eval_freq)
+            )
+        super().create_callbacks()  # type: ignore[no-untyped-call]
 
     def create_log_folder(self) -> None:
         folder = Path(self.save_path)

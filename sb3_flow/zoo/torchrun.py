@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import torch as th
 import torch.distributed as dist
 
+from sb3_flow import AsyncPPO
 from sb3_flow.common.ranks import is_first, n_ranks
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
+from sb3_flow.on_policy.policy_gradient import PolicyGradient
 
 
 @contextlib.contextmanager
@@ -66,10 +68,17 @@ def check_trainable(algorithm: type, optimizes: bool, n_timesteps: int) -> None:
         return
     if optimizes:
         raise ValueError("torchrun trains one model: search hyperparameters without it.")
+    if issubclass(algorithm, AsyncPPO):
+        raise ValueError(
+            "AsyncPPO learns in one process: run it without torchrun, with more collectors (`-params n_collectors:2`), or "
+            "take flow_ppo, which several processes train."
+        )
+    if issubclass(algorithm, PolicyGradient):
+        return
     if not issubclass(algorithm, OfflineToOnlineAlgorithm):
         raise ValueError(
-            f"several processes train the offline phases of RQL, FMQ, FQL, RLPD, DSRL and QAM, but not {algorithm.__name__}: "
-            "run it without torchrun."
+            "several processes train PPO, GRPO, GSPO, and the offline phases of RQL, FMQ, FQL, RLPD, DSRL and QAM, but not "
+            f"{algorithm.__name__}: run it without torchrun."
         )
     if n_timesteps > 0:
         raise ValueError(
