@@ -343,9 +343,15 @@ COLLECTOR = (
 NO_CRITIC = "SB3's, documented: there is no critic to estimate with; kept so that a script for PPO runs"
 # What has no effect here, and why
 IDLE: dict[type, dict[str, str]] = {
-    **{one: {"device": NO_GPU} for one in (PPO, MaskablePPO, RecurrentPPO)},
-    GRPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC},
-    GSPO: {"device": NO_GPU, "gae_lambda": NO_CRITIC, "dual_clip": "of a loss that GSPO does not have; a warning says so"},
+    PPO: {"device": NO_GPU, "execution": NO_GPU},
+    **{one: {"device": NO_GPU} for one in (MaskablePPO, RecurrentPPO)},
+    GRPO: {"device": NO_GPU, "execution": NO_GPU, "gae_lambda": NO_CRITIC},
+    GSPO: {
+        "device": NO_GPU,
+        "execution": NO_GPU,
+        "gae_lambda": NO_CRITIC,
+        "dual_clip": "of a loss that GSPO does not have; a warning says so",
+    },
     AsyncPPO: dict.fromkeys(set(arguments_of(PPO)) - {"advantage", "policy_loss"} - GIVEN, "handed on to PPO, see there")
     | dict.fromkeys(OWN, COLLECTOR),
     **{one: {"device": NO_GPU, "storage": NO_GPU, "execution": NO_GPU} for one in (RQL, FMQ, FQL, RLPD, DSRL, QAM)},

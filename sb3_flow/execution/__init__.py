@@ -1,5 +1,6 @@
 """How a gradient update is executed: operator by operator, or recorded once as a CUDA graph and replayed."""
 
+from sb3_flow.execution.settings import settings_of
 from sb3_flow.execution.update_runner import Execution, UpdateRunner
 
-__all__ = ["Execution", "UpdateRunner"]
+__all__ = ["Execution", "UpdateRunner", "settings_of"]

@@ -32,11 +32,19 @@ class UpdateRunner:
     :param execution: ``"graph"``, ``"eager"``, or ``"auto"``: graph on a CUDA device
     :param device: of the tensors
     :param verbose: 1 to print how updates are executed
+    :param loaded: the model was trained before, perhaps on a GPU, so that ``"graph"`` is no mistake elsewhere
     :param recorder: takes the place of CUDA's graphs
     :raises ValueError: if ``"graph"`` is given and the device has no graphs
     """
 
-    def __init__(self, execution: Execution, device: th.device, verbose: int = 0, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        device: th.device,
+        verbose: int = 0,
+        loaded: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.execution, self.device, self.verbose = execution, device, verbose
         self._given_recorder = recorder
         self.why_eager: str | None = None
@@ -44,7 +52,7 @@ class UpdateRunner:
         if execution == "eager":
             self.why_eager = '`execution` is "eager"'
         elif device.type != "cuda" and recorder is None:
-            if execution == "graph":
+            if execution == "graph" and not loaded:
                 raise ValueError(
                     f'`execution="graph"` needs a CUDA device, but the model is on {device}: leave `execution` at "auto".'
                 )
@@ -53,12 +61,12 @@ class UpdateRunner:
         self.forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "UpdateRunner":
-        return UpdateRunner(self.execution, self.device, self.verbose, self._given_recorder)
+        return UpdateRunner(self.execution, self.device, self.verbose, True, self._given_recorder)
 
     def forget(self) -> None:
         """Forget all recordings."""
         self._recordings: dict[Hashable, tuple[Callable[[], None], list[th.Tensor], Any]] = {}
-        self._calls: dict[Hashable, int] = {}
+        self._calls: dict[tuple[tuple[str, Hashable], ...], int] = {}
         self._fixed: Any = None
         self._optimizers: list[RecordableOptimizer] = []
         self._told = False
@@ -67,7 +75,7 @@ class UpdateRunner:
         self,
         function: Callable[..., Any],
         inputs: tuple[Any, ...],
-        kind: tuple[Hashable, ...],
+        kind: dict[str, Hashable],
         optimizers: Sequence[th.optim.Optimizer],
         generators: Sequence[th.Generator] = (),
         remember: Callable[[], Callable[[], None]] | None = None,
@@ -77,33 +85,39 @@ class UpdateRunner:
 
         :param function: works on its inputs and on tensors that it knows, without reading a number out of a tensor
         :param inputs: tensors, or dictionaries and NamedTuples of tensors, which a replay copies
-        :param kind: all else that the function depends on
+        :param kind: all else that the function depends on, by name
         :param optimizers: whose steps the function makes
         :param generators: that the function draws from
         :param remember: called before a recording; gives a function that makes the generators anew if the recording fails
         :return: the function's result; the next replay may overwrite its tensors
         """
         if self.why_eager is None and n_ranks() > 1:
-            self._go_on_eagerly("several ranks exchange gradients")
+            self.go_on_eagerly("several ranks exchange gradients")
         if self.why_eager is None:
             self._prepare(optimizers, generators)
         if self.why_eager is not None:
             return function(*inputs)
         leaves = _leaves(inputs)
-        kind = (*kind, th.get_float32_matmul_precision(), *((leaf.shape, leaf.dtype) for leaf in leaves))
-        if kind not in self._recordings:
-            calls = self._calls[kind] = self._calls.get(kind, 0) + 1
-            if len(self._calls) > MOST_KINDS:
-                self._go_on_eagerly(f"updates were of {MOST_KINDS} kinds, so arguments of the model change all the time")
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        known_as = (*kind.items(), ("precision", th.get_float32_matmul_precision()), ("sizes of inputs", shapes))
+        if known_as not in self._recordings:
+            if len(self._calls) >= MOST_KINDS and known_as not in self._calls:
+                before = dict(next(reversed(self._calls)))
+                changed = [name for name, value in known_as if name not in before or before[name] != value]
+                self.go_on_eagerly(
+                    f"{MOST_KINDS} kinds of updates were made, since what they depend on changes all the time: "
+                    + ", ".join(changed)
+                )
                 return function(*inputs)
+            calls = self._calls[known_as] = self._calls.get(known_as, 0) + 1
             if self._recorder is None:
                 self._recorder = CudaGraphs(self.device)
             if calls <= WARM_UPS:
                 return self._recorder.warm_up(lambda: function(*inputs))
-            self._record(function, inputs, kind, generators, remember)
+            self._record(function, inputs, known_as, generators, remember)
             if self.why_eager is not None:
                 return function(*inputs)
-        replay, own_leaves, result = self._recordings[kind]
+        replay, own_leaves, result = self._recordings[known_as]
         for own, given in zip(own_leaves, leaves, strict=True):
             own.copy_(given)
         replay()
@@ -115,7 +129,7 @@ class UpdateRunner:
             self._optimizers = [RecordableOptimizer(optimizer) for optimizer in optimizers]
         for optimizer in self._optimizers:
             if optimizer.hindrance is not None:
-                self._go_on_eagerly(optimizer.hindrance)
+                self.go_on_eagerly(optimizer.hindrance)
                 return
             optimizer.prepare()
         fixed = [*(optimizer.fixed() for optimizer in self._optimizers), *map(Same, generators)]
@@ -140,7 +154,7 @@ class UpdateRunner:
                 restore()
             for optimizer in self._optimizers:
                 optimizer.optimizer.zero_grad(set_to_none=True)  # a failed recording leaves gradients without numbers
-            self._go_on_eagerly(f"an update cannot be recorded, {type(error).__name__}: {error}")
+            self.go_on_eagerly(f"an update cannot be recorded, {type(error).__name__}: {error}")
             return
         while len(self._recordings) >= MOST_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
@@ -149,7 +163,8 @@ class UpdateRunner:
             print("Recorded a gradient update as a CUDA graph, which is replayed from now on")
             self._told = True
 
-    def _go_on_eagerly(self, reason: str) -> None:
+    def go_on_eagerly(self, reason: str) -> None:
+        """Record nothing from now on, and say why: a sentence without its full stop."""
         self.why_eager = reason
         self._recordings, self._calls = {}, {}
         if self.execution == "graph" or self.verbose >= 1:

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice, check_whole, warn_without_effect
 from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.execution import Execution
 from sb3_flow.grpo.grouped_starts import check_groups, group_starts
 from sb3_flow.grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Groups, Scale
@@ -104,6 +105,7 @@ class GRPO(PPO):
         kl_coef: float = 0.0,
         reference_policy: ReferencePolicy = None,
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

@@ -9,6 +9,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_choice
+from sb3_flow.execution import Execution
 from sb3_flow.grpo.grpo import GRPO, GroupBy
 from sb3_flow.on_policy.grouping import Aggregation, Baseline, Credit, Scale
 from sb3_flow.on_policy.reference import ReferencePolicy
@@ -69,6 +70,7 @@ class GSPO(GRPO):
         kl_coef: float = 0.0,
         reference_policy: ReferencePolicy = None,
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

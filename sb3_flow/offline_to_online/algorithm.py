@@ -257,9 +257,7 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
         if isinstance(self.policy, GenerativePolicy):  # the networks have moved to the model's device
             self.policy.set_backend(self.policy.backend, self.chosen_backend, self.verbose)
             self.chosen_backend = self.policy.chosen_backend
-        # a file that was saved on a GPU opens elsewhere
-        execution: Execution = "auto" if restored is not None and self.execution == "graph" else self.execution
-        self._runner = UpdateRunner(execution, self.device, self.verbose)
+        self._runner = UpdateRunner(self.execution, self.device, self.verbose, loaded=restored is not None)
         networks = self.networks
         vars(self).update(networks)
         has_target = "critic_target" in networks

@@ -1,18 +1,14 @@
 """Gradient updates of an off-policy algorithm, executed as they are or recorded and replayed."""
 
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import Any
 
 import torch as th
 
-from sb3_flow.common.checks import arguments_of
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
-from sb3_flow.execution import Execution, UpdateRunner
+from sb3_flow.execution import Execution, UpdateRunner, settings_of
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
 from sb3_flow.offline_to_online.persistence import unwrapped
-
-PLAIN = (bool, int, float, str)
 
 
 class RecordedUpdates(OfflinePhase):
@@ -28,7 +24,7 @@ class RecordedUpdates(OfflinePhase):
         return [vars(network)["optimizer"] for network in self.networks.values() if "optimizer" in vars(network)]
 
     def kind_of_update(self) -> Hashable:
-        """Say which branch of ``update`` is due, where that depends on more than tensors and arguments of the constructor."""
+        """Say which branch of ``update`` is due, where that depends on more than tensors, numbers and names of the model."""
         return self.is_offline
 
     def _make_update(self, batch_size: int) -> dict[str, th.Tensor]:
@@ -47,18 +43,13 @@ class RecordedUpdates(OfflinePhase):
             metrics = self.update(batch, self.random_streams["update"])
             return {name: metric.detach() for name, metric in metrics.items()}
 
-        kind = (batch_size, key, self.kind_of_update(), self._settings())
+        settings = dict(settings_of(self, unwrapped(self.policy)))
+        kind = {**settings, "rows": batch_size, "windows": key, "branch": self.kind_of_update()}
         generators = [self.random_streams["update"]]
         if key is not None:
             generators.append(self.random_streams["windows"])
         metrics: dict[str, th.Tensor] = self._runner(update, inputs, kind, self.optimizers, generators, self._remember_streams)
         return metrics
-
-    def _settings(self) -> tuple[Hashable, ...]:
-        """List the plain arguments of model and policy, which a recorded update holds as numbers."""
-        own = vars(self)
-        values = [*(own.get(name) for name in _arguments(type(self))), *vars(unwrapped(self.policy)).values()]
-        return tuple(value if isinstance(value, PLAIN) else None for value in values)
 
     def _remember_streams(self) -> Callable[[], None]:
         """Remember the states of the generators, which a recording that fails leaves unusable."""
@@ -88,8 +79,3 @@ class RecordedUpdates(OfflinePhase):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_runner"]
-
-
-@cache
-def _arguments(algorithm: type) -> tuple[str, ...]:
-    return tuple(arguments_of(algorithm))

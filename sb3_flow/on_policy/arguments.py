@@ -14,6 +14,7 @@ from sb3_flow.common.checks import (
     warn_without_effect,
 )
 from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.execution import Execution
 from sb3_flow.on_policy.estimators import Advantage
 
 Recomputation = Literal["auto", "never", "epoch", "minibatch"]
@@ -28,6 +29,7 @@ def check_choices(model: Any) -> None:
     check_choice(get_args(Advantage), advantage=model.advantage)
     check_choice(get_args(PolicyLoss), policy_loss=model.policy_loss)
     check_choice(get_args(Recomputation), recompute_advantages=model.recompute_advantages)
+    check_choice(get_args(Execution), execution=model.execution)
     check_number(kl_coef=model.kl_coef, clip_range_high=model.clip_range_high)
     check_minimum(0.0, kl_coef=model.kl_coef)
     caps = f"rho_bar={model.rho_bar} and c_bar={model.c_bar} were given"

@@ -14,6 +14,7 @@ from sb3_flow.common.backends import Backend, choose_backend, requested_backend
 from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
 from sb3_flow.common.ranks import backward, is_first, mean_over_ranks, n_ranks
 from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.execution import Execution
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
     Recomputation,
@@ -25,9 +26,11 @@ from sb3_flow.on_policy.arguments import (
 from sb3_flow.on_policy.backend_choice import linear_layers, not_covered, torch_is_faster
 from sb3_flow.on_policy.estimators import Advantage, Estimator
 from sb3_flow.on_policy.finite import check_pass
+from sb3_flow.on_policy.flat_parameters import own_tensors
 from sb3_flow.on_policy.gradient_steps import FlatAdam, in_place_activations, unchecked_distributions
 from sb3_flow.on_policy.grouping import Groups
 from sb3_flow.on_policy.minibatches import AT_ONCE, Minibatch
+from sb3_flow.on_policy.recorded_steps import RecordedSteps
 from sb3_flow.on_policy.reference import ReferencePolicy, WithReference
 from sb3_flow.on_policy.rollout_buffer import with_estimates
 from sb3_flow.on_policy.whole_batch import WholeBatch, explained_of_ranks, metrics_of_ranks
@@ -70,6 +73,7 @@ class PolicyGradient(WithReference):
         reference_policy: ReferencePolicy,
         recompute_advantages: Recomputation,
         backend: Backend = "torch",
+        execution: Execution = "auto",
         **stock: Any,
     ) -> None:
         """
@@ -81,7 +85,7 @@ class PolicyGradient(WithReference):
         self.clip_range_high, self.dual_clip, self.rho_bar, self.c_bar = clip_range_high, dual_clip, rho_bar, c_bar
         self.kl_coef, self.reference_policy = kl_coef, reference_policy
         self.reference, self._has_reference, self._reference_of = None, False, None
-        self.backend, self.groups = backend, Groups()
+        self.backend, self.execution, self.groups = backend, execution, Groups()
         self.chosen_backend: str | None = None  # chosen when the model was built, and saved
         self.native = None
         self._actions_generator = None
@@ -111,7 +115,9 @@ class PolicyGradient(WithReference):
             self.clip_range_high = FloatSchedule(self.clip_range_high)
         self.rollout_buffer.estimator = Estimator(self.advantage, self.rho_bar, self.c_bar, self.groups)
         self._set_up_reference()
+        loaded = self.chosen_backend is not None
         self._choose_backend()
+        self.recorded_steps = RecordedSteps(self.execution, self.device, self.verbose, loaded)
 
     def _build(self) -> None:
         """Have SB3 build the policy and a rollout buffer with estimates; files name the buffer's class without estimates."""
@@ -151,7 +157,13 @@ class PolicyGradient(WithReference):
 
     def _excluded_save_params(self) -> list[str]:
         # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
-        return [*super()._excluded_save_params(), "native", "groups", "tensor_rollout", "tensors_seen"]
+        return [*super()._excluded_save_params(), "native", "groups", "tensor_rollout", "tensors_seen", "recorded_steps"]
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """Copy the parameters of policy and optimizer, see ``BaseAlgorithm``; they do not depend on ``execution``."""
+        parameters: dict[str, dict[str, Any]] = super().get_parameters()
+        state = self.recorded_steps.runner.state_of(self.policy.optimizer)
+        return {**parameters, "policy.optimizer": own_tensors(state)}
 
     def train(self) -> None:
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
@@ -200,6 +212,9 @@ class PolicyGradient(WithReference):
         single = n_ranks() == 1 and not by_episode and n_rows <= (self.batch_size or n_rows)
         with unchecked_distributions(), in_place_activations(self.policy), steps.one_pass(single):
             for minibatch in self.rollout_buffer.minibatches(self.batch_size, by_episode, at_once):
+                if not recompute and self.recorded_steps.why_eager(self, by_episode) is None:
+                    metrics.append(self.recorded_steps.step(self, steps, minibatch, clip))
+                    continue
                 loss, found = self.loss(minibatch, **clip)
                 metrics.append(found)
                 stop = self.target_kl is not None and bool(mean_over_ranks(found["approx_kl"]) > 1.5 * self.target_kl)
@@ -296,7 +311,7 @@ class PolicyGradient(WithReference):
                 metrics["sequence_ratio_mean"] = whole.part(sequence_ratio.mean(), by_sequence=True)
                 metrics["sequence_ratio_max"] = whole.largest(sequence_ratio)
             high = clip_range if clip_range_high is None else clip_range_high
-            outside = change.abs() > high if high == clip_range else (change > high) | (change < -clip_range)
+            outside = change.abs() > high if high is clip_range else (change > high) | (change < -clip_range)
             metrics["clip_fraction"] = whole.part(outside.mean(dtype=th.float32), by_episode)
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 

@@ -24,6 +24,7 @@ from sb3_flow.common.normalisers import normalisers, set_normalisers
 from sb3_flow.common.ray_runtime import checked_actor_options, connected
 from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.execution import Execution
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.ppo.collected import CollectedPPO, Mode, Place
@@ -145,6 +146,7 @@ class AsyncPPO(CollectedPPO):
         reference_policy: ReferencePolicy = None,
         recompute_advantages: Recomputation = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,

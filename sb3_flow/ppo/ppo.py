@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in
 from sb3_flow.compiled.policy_losses import PolicyLoss
+from sb3_flow.execution import Execution
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
@@ -54,6 +55,9 @@ class PPO(PolicyGradient, SB3PPO):
         minibatches are so large that torch is faster. This choice follows a fixed rule when the model is built, is saved with
         the model, and is printed with ``verbose=1``. Both backends take the same minibatches and agree to rounding; native
         actions come from a generator of their own
+    :param execution: "graph": gradient steps on a CUDA device are recorded as a CUDA graph and replayed; "eager": torch
+        executes operator by operator; "auto": graph on a CUDA device. Steps that cannot be recorded (minibatches of whole
+        episodes, ``target_kl``, gSDE) are executed eagerly, and ``verbose=1`` prints why
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class PPO(PolicyGradient, SB3PPO):
         reference_policy: ReferencePolicy = None,
         recompute_advantages: Recomputation = "auto",
         backend: Backend = "auto",
+        execution: Execution = "auto",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
