@@ -4,6 +4,7 @@ from sb3_flow.version import __version__  # first, since it checks what the rest
 
 # isort: split
 from sb3_flow.data import OfflineDataset
+from sb3_flow.deployment import export
 from sb3_flow.dsrl import DSRL
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
@@ -30,4 +31,5 @@ __all__ = [
     "OfflineDataset",
     "RecurrentPPO",
     "__version__",
+    "export",
 ]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from stable_baselines3 import PPO
 
-from sb3_flow import FMQ, RQL
+from sb3_flow import FMQ, RQL, export
+from tests.tasks import PointEnv
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -115,3 +116,15 @@ def test_load_into_stock_sb3(tmp_path: Path, capsys: Any) -> None:
     assert out.count("actions identical: True") == 5
     assert "actions identical: False" not in out
     PPO.load(tmp_path / "load_into_stock_sb3" / "stock.zip")
+
+
+def test_robot(tmp_path: Path, capsys: Any) -> None:
+    model = RQL("MlpPolicy", PointEnv(), horizon_length=3, policy_kwargs={"net_arch": [8]}, device="cpu")
+    for mode in ("sample", "zero"):
+        model.set_acting_mode(mode)
+        export(model, tmp_path / "policy.onnx")
+        run("robot", tmp_path / "policy.onnx", "--hertz", 200, "--seconds", 0.1)
+        assert "20 steps at 200 Hz; late by (median, 99 %, most): " in capsys.readouterr().out
+    ppo = PPO("MlpPolicy", PointEnv(), n_steps=8, device="cpu")
+    export(ppo, tmp_path / "ppo.onnx")  # SB3's policies are taken, too
+    run("robot", tmp_path / "ppo.onnx", "--hertz", 200, "--seconds", 0.1)

@@ -1,12 +1,14 @@
 """
 Time of one action on the CPU: SB3's SAC and every way of acting of ours, with the same hidden layers.
 
-Run by hand: ``python tests/benchmarks/latency.py --threads 1``. Calls alternate between the policies, so that all of them
-see the same machine; medians, and their ratios.
+Run by hand: ``python tests/benchmarks/latency.py --threads 1``; with ``--exported`` the policies' ONNX files, run by
+onnxruntime from the same observation and given noise, stand beside ``predict``. Calls alternate between the policies, so that
+all of them see the same machine; medians, and their ratios.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +20,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import SAC
 
-from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, export
 
 
 class Spaces(gym.Env):
@@ -31,10 +33,25 @@ class Spaces(gym.Env):
         return np.zeros(55, np.float32), {}
 
 
+def exported(model: Any, observation: np.ndarray, threads: int) -> Callable[[], object]:
+    """:return: a decision of the model's exported file"""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        export(model, f"{folder}/policy.onnx")
+        session = onnxruntime.InferenceSession(f"{folder}/policy.onnx", options)
+    shapes = {each.name: (1, *each.shape[1:]) for each in session.get_inputs()}
+    inputs = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return lambda: session.run(None, inputs | {"observation": observation[None]})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--exported", action="store_true")
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 256])
     arguments = parser.parse_args()
     th.set_num_threads(arguments.threads)
@@ -60,6 +77,8 @@ def main() -> None:
     for name, model in models.items():
         for kind, fixed in (("deterministic", True), ("stochastic", False)):
             calls[f"{name}, {kind}"] = partial(model.predict, observation, deterministic=fixed)
+        if arguments.exported and model.__class__ is not SAC and getattr(model, "acting_mode", "") != "qgbs":
+            calls[f"{name}, exported"] = exported(model, observation, arguments.threads)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(arguments.calls + 20):
         for name, call in calls.items():

@@ -1,0 +1,165 @@
+"""Export of policies."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
+from torch.distributions import Distribution
+
+from sb3_flow.common.checkpoints import write_atomically
+from sb3_flow.common.checks import check_choice
+from sb3_flow.deployment.programs import Actions, Chunks, MaskedActions, Program, RecurrentActions
+from sb3_flow.offline_to_online.acting import ActingPolicy
+from sb3_flow.version import __version__
+
+Noise = Literal["input", "keyed"]
+SUFFIXES = (".onnx", ".pt2")
+
+
+def export(
+    model: Any,
+    path: str | Path,
+    noise: Noise = "input",
+    dynamic_batch: bool = True,
+    vec_normalize: VecNormalize | None = None,
+) -> None:
+    """
+    Write a policy as a program from raw observations to actions in the environment's units, which runs without this package.
+
+    The file is an ONNX file or a program of ``torch.export``. The inputs are ``observation`` (or the names of a Dict's
+    entries), float32 or of the image's type, and then
+
+    - ``noise`` of RQL, FMQ, FQL, RLPD, DSRL, QAM and FlowMapPolicy with ``acting_mode="sample"`` or ``"best_of_n"``: numbers
+      of N(0, 1), fresh for each decision, shape ``(B, n, noise_dim)`` as the metadata say. The output of these policies is a
+      chunk of actions, shape ``(B, h, *action_shape)``
+    - ``action_masks`` of MaskablePPO, bool, shape ``(B, n_choices)``
+    - ``hidden_state``, ``cell_state`` and ``episode_start`` of RecurrentPPO, whose states are also outputs
+
+    Policies of the PPO family decide deterministically. The file has its metadata as JSON under the name ``sb3_flow``.
+
+    :param model: an algorithm of this package, or a policy
+    :param path: of the file, with the ending ``.onnx`` (needs the extra ``onnx``) or ``.pt2``; the file is whole or not there
+    :param noise: ``"input"``, or for ``.pt2`` ``"keyed"``: noise is a function of the observation, as in
+        ``predict(..., deterministic=True)``
+    :param dynamic_batch: any number of observations; False: one
+    :param vec_normalize: statistics by which observations are normalised within the program (default: the model's own)
+    :raises ValueError: if the policy cannot be exported so, with the reason
+    :raises ImportError: if a package of the extra is missing
+    """
+    path = Path(path)
+    check_choice(("input", "keyed"), noise=noise)
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"`path` must end in .onnx or .pt2, but {str(path)!r} was given.")
+    policy = model.policy if isinstance(model, BaseAlgorithm) else model
+    if vec_normalize is None and isinstance(model, BaseAlgorithm):
+        vec_normalize = model.get_vec_normalize_env()
+    program = _program(policy, vec_normalize, noise == "keyed")
+    if path.suffix == ".onnx":
+        _check_onnx(program)
+    training = policy.training
+    policy.set_training_mode(False)
+    try:
+        with th.no_grad(), _exportable():
+            _write(program.to("cpu"), policy, path, dynamic_batch, type(model).__name__)
+    finally:
+        policy.to(model.device)
+        policy.set_training_mode(training)
+
+
+def _program(policy: Any, env: VecNormalize | None, keyed: bool) -> Program:
+    """Choose the program of a policy."""
+    if isinstance(policy, ActingPolicy):
+        if policy.acting_mode in ("qgbs", "guided"):
+            raise ValueError(
+                f'`acting_mode="{policy.acting_mode}"` searches by gradients of the critic, which an exported program cannot: '
+                'export the policy with "sample", "zero" or "best_of_n" (`model.set_acting_mode`).'
+            )
+        return Chunks(policy, env, keyed)
+    if keyed:
+        raise ValueError(f'`noise="keyed"` is for policies that act from noise, but {type(policy).__name__} does not.')
+    if hasattr(policy, "lstm_actor"):
+        return RecurrentActions(policy, env)
+    if "action_masks" in policy.get_distribution.__code__.co_varnames:
+        return MaskedActions(policy, env)
+    return Actions(policy, env)
+
+
+def _check_onnx(program: Program) -> None:
+    if isinstance(program, Chunks) and program.keyed and program.policy.acting_mode != "zero":
+        raise ValueError(
+            '`noise="keyed"` computes with 64-bit integers in ways that ONNX has no operators for: give noise="input", or '
+            'export to .pt2, or with `acting_mode="zero"`.'
+        )
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"Export to ONNX needs the package {error.name}: pip install 'sb3-flow[onnx]'") from error
+
+
+@contextmanager
+def _exportable() -> Iterator[None]:
+    """Switch off the checks of distributions, which look at numbers."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+def example(space: spaces.Space[Any], n: int) -> Any:
+    """Make n observations of a space, in tensors."""
+    if isinstance(space, spaces.Dict):
+        return {key: example(part, n) for key, part in space.items()}
+    return th.stack([th.as_tensor(space.sample()) for _ in range(n)])
+
+
+def _write(program: Program, policy: Any, path: Path, dynamic_batch: bool, name: str) -> None:
+    n = 2 if dynamic_batch else 1
+    observation, inputs = example(policy.observation_space, n), program.inputs(n)
+    arguments = (observation, *inputs.values())
+    shapes: Any = None
+    if dynamic_batch:
+        batch = th.export.Dim("batch", min=1)
+        of_observation = {key: {0: batch} for key in observation} if isinstance(observation, dict) else {0: batch}
+        of_inputs = tuple({1 if key.endswith("_state") else 0: batch} for key in inputs)
+        shapes = {"observation": of_observation} | ({"inputs": of_inputs} if inputs else {})
+    exported = th.export.export(program, arguments, dynamic_shapes=shapes, strict=False)
+    names = [*(observation if isinstance(observation, dict) else ("observation",)), *inputs]
+    metadata = {
+        **{"sb3_flow": __version__, "model": name, "policy": type(policy).__name__},
+        "inputs": {key: list(value.shape[1:]) for key, value in inputs.items()},
+        "acting_mode": getattr(policy, "acting_mode", None),
+        "actions_of_a_decision": program.steps or 1,
+    }
+    if path.suffix == ".onnx":
+        content = _as_onnx(exported, arguments, names, program.outputs, metadata)
+    else:
+        content = _as_pt2(exported, metadata)
+
+    def write(file: Any) -> None:
+        Path(file).write_bytes(content)
+
+    write_atomically(path, None, write)
+
+
+def _as_pt2(exported: Any, metadata: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    th.export.save(exported, file, extra_files={"sb3_flow": json.dumps(metadata)})
+    return file.getvalue()
+
+
+def _as_onnx(exported: Any, arguments: Any, names: list[str], outputs: tuple[str, ...], metadata: dict[str, Any]) -> bytes:
+    options: dict[str, Any] = {"input_names": names, "output_names": list(outputs), "verbose": False}
+    found = th.onnx.export(exported, arguments, dynamo=True, optimize=True, **options).model_proto  # type: ignore[union-attr]
+    found.metadata_props.add(key="sb3_flow", value=json.dumps(metadata))
+    content: bytes = found.SerializeToString()
+    return content
