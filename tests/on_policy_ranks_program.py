@@ -304,6 +304,20 @@ def met_later(rank: int) -> str:
     return refusal(lambda: strict.learn(STEPS))
 
 
+def broken(rank: int) -> tuple[str, bool]:
+    """An advantage of the last rank is not a number; return the error, and whether the pass was put back."""
+    model = build("ppo", rank=rank).learn(STEPS * 4)
+    before, estimate = weights(model), model._estimate
+
+    def estimate_badly(buffer: Any, *arguments: Any) -> None:
+        estimate(buffer, *arguments)
+        buffer.advantages[-1, -1] = np.nan if rank == 1 else 0.0
+
+    model._estimate = estimate_badly
+    told = refusal(lambda: model.learn(STEPS * 4))
+    return told, all(th.equal(value, before[name]) for name, value in weights(model).items())
+
+
 def end_in_the_middle(rank: int) -> str:
     """The last rank is killed in the middle of its second rollout."""
     model = build("ppo", rank=rank)
@@ -327,6 +341,7 @@ def main() -> None:
         with mock.patch.object(module, function, wrong):
             found[f"mistake-{name}"] = run(case, folder / name, rank=rank)
     found |= {"normalised": normalised(folder, rank), "resumed": resumed(folder, rank), "tensors": on_tensors(rank)}
+    found["broken"] = broken(rank)
     (folder / f"found{rank}.pkl").write_bytes(pickle.dumps(found))
     told = {
         "met_later": met_later(rank),

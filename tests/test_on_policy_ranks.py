@@ -164,6 +164,11 @@ def test_tensors_with_different_numbers_of_rows(two):
     assert steps * 0.5 < returns < steps - 20  # without the steps that only reset
 
 
+def test_a_pass_that_breaks_on_a_rank_is_put_back_on_all(two):
+    for told, put_back in (found["broken"] for found in two[1]):
+        assert "Pass 4 over a rollout broke. The loss of minibatch" in told and put_back
+
+
 def test_what_differs_is_refused(told):
     assert "multiple of the 2 ranks, but 5 was given" in told["shares"]
     assert told["steps"].endswith("`total_timesteps` is 16 on rank 0, 17 on rank 1.")
