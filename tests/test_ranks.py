@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch as th
 from ranks_program import BROKEN, CASES, build, run, weights
+from stable_baselines3 import SAC
 
-from sb3_flow import FQL, PPO, RQL, OfflineDataset
+from sb3_flow import FQL, PPO, RQL, AsyncPPO, OfflineDataset
 from sb3_flow.common import ranks
 from sb3_flow.zoo.torchrun import check_trainable
 
@@ -105,12 +106,6 @@ def test_a_killed_rank_ends_the_others(told):
     assert told["ended"].startswith("Rank 0 (of 2, counted from 0) cannot reach the others: ")
 
 
-def test_ppo_says_that_it_trains_alone(monkeypatch):
-    monkeypatch.setattr("sb3_flow.on_policy.collection.n_ranks", lambda: 2)
-    with pytest.warns(UserWarning, match="2 ranks of torch.distributed run, but PPO does not train in several processes"):
-        PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64)
-
-
 def test_one_process_is_left_alone():
     tensor = th.ones(5, 1)
     assert ranks.own_rows(tensor) is tensor and ranks.mean_over_ranks(tensor) is tensor
@@ -122,7 +117,9 @@ def test_one_process_is_left_alone():
     [
         (RQL, False, 5, "the online phase (5 environment steps) runs in one process: give torchrun `-params n_timesteps:0`"),
         (RQL, True, 0, "search hyperparameters without it"),
-        (PPO, False, 0, "but not PPO: run it without torchrun"),
+        (PPO, True, 5, "search hyperparameters without it"),
+        (SAC, False, 5, "but not SAC: run it without torchrun"),
+        (AsyncPPO, False, 5, "AsyncPPO learns in one process: run it without torchrun, with more collectors"),
     ],
 )
 def test_the_zoo_refuses(monkeypatch, algorithm, optimizes, n_timesteps, sentence):

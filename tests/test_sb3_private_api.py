@@ -35,6 +35,7 @@ SIGNATURES = {
 
 ON_POLICY = {
     "_setup_model": [],
+    "_setup_learn": ["total_timesteps", "callback", "reset_num_timesteps", "tb_log_name", "progress_bar"],
     "_update_info_buffer": ["infos", "dones"],
     "_update_learning_rate": ["optimizers"],
     "_excluded_save_params": [],
@@ -64,6 +65,7 @@ def test_attributes_of_on_policy_algorithms():
         "_last_episode_starts",
         "_n_updates",
         "_current_progress_remaining",
+        "_total_timesteps",
         "use_sde",
         "ep_info_buffer",
     ):

@@ -51,7 +51,7 @@ class RecordedMeanStd(RunningMeanStd):
 
     def __reduce__(self) -> Any:
         # files and copies get SB3's class, which knows no news
-        return self.copy().__reduce_ex__(2)
+        return RunningMeanStd, (), vars(self.copy())
 
 
 def _changed(env: VecEnv, change: Callable[[Any], Any]) -> list[dict[str, Any]]:

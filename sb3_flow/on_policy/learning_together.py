@@ -1,6 +1,9 @@
 """
 Rollouts of several processes (ranks) that train one model: each rank steps environments of its own, and after each rollout all
 know what came to all.
+
+It overrides SB3's protected ``_setup_learn`` and ``_update_info_buffer``, and reads ``_total_timesteps`` (checked with
+stable-baselines3 2.9.2, named in ``tests/test_sb3_private_api.py``).
 """
 
 from dataclasses import dataclass, field

@@ -35,6 +35,9 @@ class PPO(PolicyGradient, SB3PPO):
                    the update (arXiv 2110.00641); differs from "clip" only if an older policy than pi_0 acted
     ============== ========================================================================================================
 
+    In several processes of ``torch.distributed`` each steps environments of its own, and ``batch_size`` and time steps are
+    those of all together; see the manual, "Scaling out".
+
     :param advantage: "gae" (arXiv 1506.02438), "vtrace" (arXiv 1802.01561; corrects returns and advantages for the policy's
         change since it acted; equal to GAE as long as the ratios are 1), or "group": without a critic, each step's return is
         compared with the other environments' returns from the same step of their episodes. Rollouts are then whole episodes

@@ -9,7 +9,7 @@ rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2                    (a table of our algorithms)
     python -m sb3_flow.zoo sweep --algo ppo flow_ppo --env CartPole-v1 --seeds 5        (train, for every seed and setting)
 
-    torchrun --nproc-per-node=2 -m sb3_flow.zoo train --algo rql --env ...              (offline phases, on several GPUs)
+    torchrun --nproc-per-node=2 -m sb3_flow.zoo train --algo flow_ppo --env ...         (or rql etc., offline, on several GPUs)
 
 Also plot_train, all_plots and plot_from_file. All flags are the zoo's: `python -m sb3_flow.zoo train --help`. `record_video`
 takes `--gym-packages`, too. `bench` and `sweep` are ours: `python -m sb3_flow.zoo sweep --help`.
