@@ -535,11 +535,6 @@ def test_late_resets_are_not_learned_from_through_numpy() -> None:
             model.learn(16 * N)
     with pytest.warns(UserWarning, match="but ThroughNumPy takes it through NumPy"):
         PPO("MlpPolicy", ThroughNumPy(TorchEnvAdapter(Walk(late=False))), **SETTINGS).learn(16 * N)
-    image = Careless(late=True)
-    image.observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"through VecTransposeImage.*channels first"):
-        image._reset = lambda *_: th.zeros((3, 36, 36, 3), dtype=th.uint8)  # type: ignore[method-assign]
-        PPO("CnnPolicy", image, **QUICK).learn(48)
 
 
 def test_what_is_not_told_is_known_through_numpy() -> None:
