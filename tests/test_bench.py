@@ -21,7 +21,7 @@ from gymnasium import spaces
 from sb3_flow import OfflineDataset
 from sb3_flow.common.statistics import interquartile_mean
 from sb3_flow.zoo import ALGORITHMS
-from sb3_flow.zoo.bench import command, runner, suites, training
+from sb3_flow.zoo.bench import command, process_runs, runner, suites, training
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
 from sb3_flow.zoo.bench.results import COLUMNS, add_row, read_rows, table, unfinished
 from sb3_flow.zoo.bench.suites import SUITES, load_suite, plans
@@ -147,9 +147,10 @@ def test_a_row_that_cannot_be_written_is_reported(tmp_path, suite, capsys, monke
 def test_a_worker_that_was_killed_ends_the_command(monkeypatch):
     broken = Future()
     broken.set_exception(BrokenProcessPool())
-    monkeypatch.setattr(runner, "ProcessPoolExecutor", lambda *_, **__: SimpleNamespace(submit=lambda *_: broken))
-    with pytest.raises(SystemExit, match="a worker was killed, perhaps for want of memory: give fewer --workers"):
-        next(runner.rows(None, [(None, None, "")], None, runner.Place(workers=2)))
+    monkeypatch.setattr(process_runs, "ProcessPoolExecutor", lambda *_, **__: SimpleNamespace(submit=lambda *_: broken))
+    for devices, fewer in (((), "fewer --workers"), (("0", "1"), "a smaller --per-device")):
+        with pytest.raises(SystemExit, match=f"a worker was killed, perhaps for want of memory: give {fewer}"):
+            next(runner.rows(None, [(None, None, "")], None, runner.Place(workers=2, devices=devices)))
 
 
 def test_a_killed_bench_goes_on_and_leaves_no_process(tmp_path, suite, data):

@@ -130,6 +130,7 @@ SMALLER = {
         *(
             "--algo ppo flow_ppo=--algo flow_ppo",
             "--ray-address auto --gpus-per-run 0.25=--workers 1",
+            "--per-device 4=--workers 1",
             "--env=--out swept --env",
         ),
         "-n 600 --eval-freq 300 --eval-episodes 1",

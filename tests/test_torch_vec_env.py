@@ -15,7 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
 from sb3_flow import GRPO, PPO, RecurrentPPO
-from sb3_flow.envs import TensorStep, TorchEnvAdapter, TorchVecEnv
+from sb3_flow.envs import JaxVecEnv, TensorStep, TorchEnvAdapter, TorchVecEnv
 from sb3_flow.on_policy import tensor_collection
 
 N = 5
@@ -535,11 +535,6 @@ def test_late_resets_are_not_learned_from_through_numpy() -> None:
             model.learn(16 * N)
     with pytest.warns(UserWarning, match="but ThroughNumPy takes it through NumPy"):
         PPO("MlpPolicy", ThroughNumPy(TorchEnvAdapter(Walk(late=False))), **SETTINGS).learn(16 * N)
-    image = Careless(late=True)
-    image.observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"through VecTransposeImage.*channels first"):
-        image._reset = lambda *_: th.zeros((3, 36, 36, 3), dtype=th.uint8)  # type: ignore[method-assign]
-        PPO("CnnPolicy", image, **QUICK).learn(48)
 
 
 def test_what_is_not_told_is_known_through_numpy() -> None:
@@ -643,9 +638,7 @@ def test_options_and_rows_of_methods() -> None:
 
 def test_gymnasiums_environments_on_jax() -> None:
     pytest.importorskip("flax")
-    from gymnasium.wrappers.vector import JaxToTorch
-
-    env = TorchEnvAdapter(JaxToTorch(gym.make_vec("phys2d/CartPole-v1", num_envs=4)))
+    env = JaxVecEnv("phys2d/CartPole-v1", num_envs=4)
     assert env.resets_late and env.observation_space.shape == (4,)
     model, kept = PPO("MlpPolicy", env, **(SETTINGS | {"n_steps": 64})), Kept()
     model.learn(2 * 64 * 4, callback=kept)
@@ -653,4 +646,17 @@ def test_gymnasiums_environments_on_jax() -> None:
     left_out = sum(int((~rollout["alive"]).sum()) for rollout in kept.rollouts)
     assert ends >= left_out >= ends - 4 and left_out > 3
     assert all(one["r"] == one["l"] for one in model.ep_info_buffer)  # CartPole pays 1 for each step
-    assert TorchEnvAdapter(JaxToTorch(gym.make_vec("phys2d/Pendulum-v0", num_envs=2))).resets_late
+    assert JaxVecEnv("phys2d/Pendulum-v0", num_envs=2).resets_late
+
+
+def test_gymnasiums_environments_on_jax_are_reset_once() -> None:
+    pytest.importorskip("flax")
+    env, left = JaxVecEnv("phys2d/CartPole-v1"), np.zeros(1, np.int64)
+    found = []
+    for _ in range(2):
+        env.seed(7)
+        env.reset()
+        found.append(env.step(left)[0])
+        while not env.step(left)[2][0]:  # the next reset comes right after the end of an episode
+            pass
+    np.testing.assert_array_equal(*found)

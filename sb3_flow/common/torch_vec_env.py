@@ -134,6 +134,8 @@ class TorchVecEnv(VecEnv):
     """The next step begins an episode, bool, shape ``(n_envs,)``."""
     tells_last = False
     """Steps have had ``final_observations``."""
+    warns_of_late_resets = True
+    """The first late reset that is seen through NumPy is warned of; False for who counts episodes alone."""
 
     def __init__(
         self,
@@ -145,7 +147,6 @@ class TorchVecEnv(VecEnv):
     ):
         self.device, self.resets_late = th.device(device), resets_late
         self._actions: th.Tensor | None = None
-        self._warned = False
         super().__init__(num_envs, observation_space, action_space)
 
     @abstractmethod
@@ -228,8 +229,8 @@ class TorchVecEnv(VecEnv):
         assert self._actions is not None, "`step_async` was not called"
         before = map_arrays(th.clone, self.observations)  # the environments may use their memory again
         found = self.step_tensors(self._actions)
-        if found.resets is not None and not self._warned and bool(found.resets.any()):
-            self._warned = True
+        if found.resets is not None and self.warns_of_late_resets and bool(found.resets.any()):
+            self.warns_of_late_resets = False
             warnings.warn(
                 f"{type(self).__name__} resets its environments one step late. Stepped through NumPy, this step looks like "
                 "any other: an algorithm that learns from it learns something wrong, and `evaluate_policy` counts episodes "

@@ -6,6 +6,7 @@ Environments from elsewhere. Importing this package registers OGBench's single t
 from sb3_flow.common.torch_vec_env import TensorStep, TorchVecEnv
 from sb3_flow.envs import registration as registration  # registers the ids
 from sb3_flow.envs.envpool import EnvPoolVecEnv
+from sb3_flow.envs.jax_vec_env import JaxVecEnv
 from sb3_flow.envs.ray_vec_env import RayVecEnv
 from sb3_flow.envs.robomimic_task import RobomimicTask
 from sb3_flow.envs.torch_env_adapter import TorchEnvAdapter
@@ -13,6 +14,7 @@ from sb3_flow.envs.wrappers import SparseReward, SuccessInfo
 
 __all__ = [
     "EnvPoolVecEnv",
+    "JaxVecEnv",
     "RayVecEnv",
     "RobomimicTask",
     "SparseReward",

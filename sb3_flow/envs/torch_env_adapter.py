@@ -46,15 +46,14 @@ class TorchEnvAdapter(TorchVecEnv):
     A :class:`TorchVecEnv` of any object that steps many environments at once with the methods of Gymnasium's ``VectorEnv``,
     ``reset(seed=, options=)`` and ``step(actions)``, and with tensors::
 
-        envs = gymnasium.make_vec("phys2d/CartPole-v1", num_envs=1024)  # pip install 'sb3-flow[jax]'
-        env = TorchEnvAdapter(gymnasium.wrappers.vector.JaxToTorch(envs))
-
         env = TorchEnvAdapter(ManiSkillVectorEnv("PickCube-v1", num_envs=1024))  # ManiSkill
         env = TorchEnvAdapter(  # Isaac Lab
             gymnasium.make(task, cfg=cfg), autoreset="same_step", observation_key="policy", action_bounds=(-1.0, 1.0)
         )
 
         model = PPO("MlpPolicy", env, n_steps=32, batch_size=8192)
+
+    :class:`JaxVecEnv` makes Gymnasium's environments on JAX.
 
     Isaac Lab does not tell the last observation of an episode: where a time limit cut it, the value of the observation before
     is taken instead, as its own trainers do.
@@ -129,6 +128,10 @@ class TorchEnvAdapter(TorchVecEnv):
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> Tensors:
         observations, _ = self.envs.reset(**{"seed": seed, **({} if options is None else {"options": options})})
+        inner = getattr(self.envs, "unwrapped", self.envs)
+        if _found(inner, "func_env") is not NOTHING:
+            # Gymnasium's environments on JAX (1.4) would else reset once more those whose episodes had ended before
+            inner.prev_done = inner.prev_done & False
         return self._observations(observations)
 
     def _step(self, actions: th.Tensor) -> TensorStep:

@@ -12,12 +12,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_flow.common.observations import joined, map_arrays
-from sb3_flow.common.torch_vec_env import Infos, TensorStep, TorchVecEnv, to_numpy
+from sb3_flow.common.torch_vec_env import Infos, TensorStep, to_numpy
 from sb3_flow.on_policy.finite import decide
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts, FinalObservation
-from sb3_flow.on_policy.tensor_normalising import NormalisedTensors
-
-TensorEnv = TorchVecEnv | NormalisedTensors
+from sb3_flow.on_policy.tensor_views import TensorEnv, TensorView
 
 
 class TensorRollout:
@@ -94,7 +92,7 @@ def collect_tensors(
         return _collect(model, env, callback, rollout_buffer, n_rollout_steps)
     finally:
         model.tensors_seen = None
-        if isinstance(env, NormalisedTensors):
+        if isinstance(env, TensorView):
             env.write()
 
 
@@ -150,7 +148,7 @@ def _collect(
         shown |= {"new_obs": found.observations, "rewards": found.rewards, "dones": found.dones}
         for name in ("actions", "clipped_actions", "new_obs", "rewards", "dones"):
             shown[name] = here(shown[name])
-        if arrays and isinstance(env, NormalisedTensors):
+        if arrays and isinstance(env, TensorView):
             env.write()  # a callback may evaluate with them
         shown |= {"infos": Infos(found, env.started, observations), "self": model, "env": model.env, "n_steps": n_steps}
         callback.update_locals(shown | {"rollout_buffer": rollout_buffer, "n_rollout_steps": n_rollout_steps})

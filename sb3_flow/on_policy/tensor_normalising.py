@@ -1,17 +1,19 @@
 """SB3's ``VecNormalize`` around environments of tensors: its statistics as tensors, while a rollout is collected."""
 
+import copy
 import warnings
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 
 from sb3_flow.common.normalisers import RecordedMeanStd
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.common.torch_vec_env import Tensors, TensorStep, TorchVecEnv, to_numpy
 from sb3_flow.common.wrapper_chain import chain
+from sb3_flow.on_policy.tensor_views import TensorEnv, TensorView, TransposedTensors
 
 
 class RunningMoments:
@@ -63,24 +65,24 @@ class RunningMoments:
         self.statistic.count = float(self.count)
 
 
-class NormalisedTensors:
+class NormalisedTensors(TensorView):
     """
-    See a :class:`TorchVecEnv` through a ``VecNormalize``, for the time of a rollout. Steps that only reset an environment do
-    not count for the statistics of rewards.
+    See environments through a ``VecNormalize``. Steps that only reset an environment do not count for the statistics of
+    rewards.
 
     :param wrapper: the normaliser; :meth:`write` brings its statistics up to date
-    :param env: the environments in it
+    :param env: what it wraps
     """
 
-    def __init__(self, wrapper: VecNormalize, env: TorchVecEnv):
-        self.wrapper, self.env, self.num_envs, self.resets_late = wrapper, env, env.num_envs, env.resets_late
-        self.tells_last = env.tells_last
+    wrapper: VecNormalize
+
+    def __init__(self, wrapper: VecNormalize, env: TensorEnv):
+        super().__init__(wrapper, env)
         self._rewards: th.Tensor | None = None
         self._read()
 
     def _read(self) -> None:
-        wrapper, self.device = self.wrapper, self.env.device
-        self.started = self.env.started
+        wrapper = self.wrapper
         statistics: Any = getattr(wrapper, "obs_rms", {}) if wrapper.norm_obs else {}
         self._of_observations = {
             key: RunningMoments(statistic, self.device)
@@ -89,11 +91,6 @@ class NormalisedTensors:
         self._of_returns = RunningMoments(wrapper.ret_rms, self.device)
         self._returns = th.as_tensor(wrapper.returns, dtype=th.float64, device=self.device)
         self.observations = self._normalised(self.env.observations)
-
-    @property
-    def episode_starts(self) -> th.Tensor:
-        """Return where the next step begins an episode."""
-        return self.env.episode_starts
 
     def reset(self) -> Any:
         """Reset all environments; return arrays."""
@@ -132,31 +129,38 @@ class NormalisedTensors:
             )
         self._returns = th.where(found.dones, 0.0, self._returns)
         self.observations = self._normalised(seen)
-        final = None if found.final_observations is None else self._normalised(found.final_observations)
-        ends = found.terminated, found.truncated
-        step = TensorStep(self.observations, rewards, *ends, final, found.resets, found.successes)
-        step.episode_returns, step.episode_lengths = found.episode_returns, found.episode_lengths
+        step = copy.copy(found)
+        step.observations, step.rewards = self.observations, rewards
+        if found.final_observations is not None:
+            step.final_observations = self._normalised(found.final_observations)
         return step
 
     def write(self) -> None:
         """Bring the statistics of the ``VecNormalize`` up to date."""
         for moments in (*self._of_observations.values(), self._of_returns):
             moments.write()
-        self.wrapper.returns, self.env.tells_last = self._returns.cpu().numpy(), self.tells_last
+        self.wrapper.returns = self._returns.cpu().numpy()
         self.wrapper.old_obs = map_arrays(np.array, to_numpy(self.env.observations))
         if self._rewards is not None:
             self.wrapper.old_reward = np.array(to_numpy(self._rewards))
+        super().write()
 
 
-def of_tensors(env: VecEnv) -> TorchVecEnv | NormalisedTensors | None:
-    """Find what steps an environment by tensors, which may have a ``VecNormalize`` around it; None if nothing does."""
-    normaliser = env if type(env) is VecNormalize else None
-    inner = env if normaliser is None else normaliser.venv
-    if not isinstance(inner, TorchVecEnv):
+VIEWS: dict[type[VecEnv], Any] = {VecNormalize: NormalisedTensors, VecTransposeImage: TransposedTensors}
+"""How an environment of tensors is seen through a wrapper; other wrappers see arrays."""
+
+
+def of_tensors(env: VecEnv) -> TensorEnv | None:
+    """Find what steps an environment by tensors, which may have wrappers of ``VIEWS`` around it; None if nothing does."""
+    *wrappers, inner = chain(env)
+    if not isinstance(inner, TorchVecEnv) or any(type(wrapper) not in VIEWS for wrapper in wrappers):
         return None
     if not hasattr(inner, "observations"):  # after `set_env(..., force_reset=False)`
         env.reset()
-    return inner if normaliser is None else NormalisedTensors(normaliser, inner)
+    seen: TensorEnv = inner
+    for wrapper in reversed(wrappers):
+        seen = VIEWS[type(wrapper)](wrapper, seen)
+    return seen
 
 
 def check_wrappers(model: Any, env: VecEnv, by_tensors: bool = False) -> None:
@@ -174,12 +178,12 @@ def check_wrappers(model: Any, env: VecEnv, by_tensors: bool = False) -> None:
         if between and by_tensors:
             warnings.warn(
                 f"`env` steps tensors ({type(inner).__name__}), but {', '.join(between)} takes it through NumPy, which is "
-                "slower. Only a VecNormalize does not; images are best returned with the channels first."
+                "slower. Only VecNormalize and VecTransposeImage do not."
             )
         return
     told = f"through {', '.join(between)}" if between else "through NumPy"
     raise ValueError(
         f"`env` resets one step late ({type(inner).__name__}), and {type(model).__name__} steps it {told}, where a step that "
         "only resets cannot be told from others. PPO, GRPO and GSPO leave it out if they are given the environment itself, or "
-        "a VecNormalize of it (images with the channels first)."
+        "with VecNormalize and VecTransposeImage around it."
     )

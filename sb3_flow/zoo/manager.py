@@ -21,16 +21,18 @@ from sb3_flow import AsyncPPO, OfflineDataset
 from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
 from sb3_flow.common.ranks import is_first, n_ranks
+from sb3_flow.envs import TorchVecEnv
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.zoo import registry
+from sb3_flow.zoo.tensor_envs import make_together, take_vec_env_class
 from sb3_flow.zoo.torchrun import check_trainable
 
 ZooManager = rl_zoo3.exp_manager.ExperimentManager
 # Keys of a configuration that are the zoo's, and no arguments of an algorithm; all but the first two it has taken out by then
 ZOO_KEYS = (
     *("noise_type", "noise_std", "n_timesteps", "n_envs", "normalize", "env_wrapper", "vec_env_wrapper", "callback"),
-    *("frame_stack", "env_kwargs", "monitor_kwargs"),
+    *("frame_stack", "env_kwargs", "monitor_kwargs", "vec_env_class"),
 )
 
 
@@ -46,11 +48,13 @@ class ExperimentManager(ZooManager):
             config = config or str(registry.config_file(algo))
         super().__init__(args, algo, *rest, config=config, **kwargs)  # type: ignore[misc]
         self.offline_steps = 0
+        self.tensor_envs: type[TorchVecEnv] | None = None
         self._made_folder: Path | None = None
         self._not_from_configuration: list[str] = []
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.offline_steps = int(hyperparams.get("offline_steps", 0))
+        self.tensor_envs = take_vec_env_class(self.algo, hyperparams)
         if self.offline_steps and self.optimize_hyperparameters and self.n_evaluations is None:
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])
             # the zoo's rule, which counts online steps alone
@@ -62,6 +66,9 @@ class ExperimentManager(ZooManager):
         return result
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        if self.tensor_envs is not None:
+            options = self.eval_env_kwargs if eval_env else self.env_kwargs
+            self.vec_env_class = partial(make_together, self.tensor_envs, self.env_name.gym_id, eval_env, options)  # type: ignore[assignment]
         env = super().create_envs(n_envs, eval_env=eval_env, no_log=no_log)
         if not eval_env and issubclass(rl_zoo3.ALGOS[self.algo], AsyncPPO):
             # These environments write monitor files and cannot be moved: the collector makes its own, these are never stepped.

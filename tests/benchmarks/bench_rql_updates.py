@@ -23,7 +23,7 @@ BATCH, OBSERVATION, CHUNK, ACTION = 256, 55, 5, 5
 MATRIX_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
-def model(algorithm: str, n_critics: int, net_arch: list[int]) -> OfflineToOnlineAlgorithm:
+def model(algorithm: str, n_critics: int, net_arch: list[int], device: str = "cpu") -> OfflineToOnlineAlgorithm:
     n, rng = 20_000, np.random.default_rng(0)
     dataset = OfflineDataset.from_arrays(
         rng.normal(size=(n, OBSERVATION)).astype(np.float32),
@@ -40,7 +40,7 @@ def model(algorithm: str, n_critics: int, net_arch: list[int]) -> OfflineToOnlin
         n_critics=n_critics,
         policy_kwargs={"net_arch": net_arch},
         offline_dataset=dataset,
-        device="cpu",
+        device=device,
         seed=0,
         **own,
     )

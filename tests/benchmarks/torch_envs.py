@@ -13,22 +13,17 @@ import statistics
 import time
 from typing import Any
 
-import gymnasium as gym
 import stable_baselines3
 import torch as th
-from gymnasium.wrappers.vector import JaxToTorch
 from stable_baselines3.common.callbacks import BaseCallback
 
 import sb3_flow
-from sb3_flow.envs import TorchEnvAdapter
+from sb3_flow.envs import JaxVecEnv
+
+TASK = "phys2d/CartPole-v1"
 
 
-def make(n_envs: int) -> TorchEnvAdapter:
-    """:return: the environments"""
-    return TorchEnvAdapter(JaxToTorch(gym.make_vec("phys2d/CartPole-v1", num_envs=n_envs)))
-
-
-def compile_resets(env: TorchEnvAdapter, counts: range) -> None:
+def compile_resets(env: JaxVecEnv, counts: range) -> None:
     """Have JAX compile the reset of each number of environments."""
     import jax.numpy as jnp
 
@@ -45,7 +40,7 @@ def settings(given: argparse.Namespace) -> dict[str, Any]:
 
 def speed(given: argparse.Namespace) -> None:
     """Compare steps per second."""
-    env = make(given.n_envs)
+    env = JaxVecEnv(TASK, given.n_envs)
     rollout = given.n_steps * given.n_envs
     models: dict[str, Any] = {
         "SB3's PPO": stable_baselines3.PPO("MlpPolicy", env, learning_rate=0.0, **settings(given)),
@@ -86,7 +81,7 @@ class Until(BaseCallback):
 
 def learn(given: argparse.Namespace) -> None:
     """Learn to 475."""
-    model = sb3_flow.PPO("MlpPolicy", make(given.n_envs), learning_rate=1e-3, gamma=0.98, **settings(given))
+    model = sb3_flow.PPO("MlpPolicy", JaxVecEnv(TASK, given.n_envs), learning_rate=1e-3, gamma=0.98, **settings(given))
     until, since = Until(), time.perf_counter()
     while not getattr(until, "reached", False) and model.num_timesteps < given.most:
         model.learn(given.n_steps * given.n_envs, callback=until, reset_num_timesteps=False)

@@ -5,6 +5,7 @@ Train algorithms on the tasks of a suite, with the same data, networks and numbe
     python -m sb3_flow.zoo bench --suite cpu --algos rql --grid alpha=1,3,10 --tasks cube-single-play-singletask-task1-v0
     python -m sb3_flow.zoo bench --suite cpu --dataset minari:D4RL/door/human-v2 --env gymnasium_robotics:AdroitHandDoor-v1
     python -m sb3_flow.zoo bench --suite cpu --only-table
+    python -m sb3_flow.zoo bench --suite paper --per-device 4
     python -m sb3_flow.zoo bench --suite paper --ray-address auto --gpus-per-run 0.25
 
 Results are in the folder --out: results.csv (a row for each finished run), table.md, curves.png, profile_offline.png and

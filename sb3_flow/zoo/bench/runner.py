@@ -11,11 +11,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,8 +20,9 @@ import torch as th
 
 from sb3_flow.common.checks import check_whole
 from sb3_flow.common.ray_runtime import connected
-from sb3_flow.common.workers import start_worker
+from sb3_flow.common.workers import available_cores
 from sb3_flow.zoo.bench.pictures import draw_curves, draw_profile
+from sb3_flow.zoo.bench.process_runs import in_processes, visible_gpus
 from sb3_flow.zoo.bench.ray_runs import in_ray_tasks
 from sb3_flow.zoo.bench.results import PHASES, AnyRun, Run, add_row, read_rows, scores_of, table, unfinished, write_text
 
@@ -45,6 +43,7 @@ class Place:
     :param ray_address: of the Ray cluster that makes the runs; None for this machine
     :param cpus: cores of a run, which is the number of its threads
     :param gpus: of a run in Ray, also a part of one
+    :param devices: GPUs of this machine, which share the workers evenly and are all that these see; none: workers see all GPUs
     """
 
     workers: int = 1
@@ -52,14 +51,17 @@ class Place:
     ray_address: str | None = None
     cpus: int = 1
     gpus: float = 0.0
+    devices: tuple[str, ...] = ()
 
 
 def add_runner_flags(parser: argparse.ArgumentParser) -> None:
     """Add what ``bench`` and ``sweep`` share to the arguments of a command."""
     parser.add_argument("--workers", type=int, help="runs at a time on this machine, each a process (default: 1)")
+    parser.add_argument("--per-device", type=int, help="instead of --workers: runs at a time on each GPU, which see it alone")
     parser.add_argument("--ray-address", help="make the runs with Ray: auto, local (this machine alone) or host:port")
-    parser.add_argument("--cpus-per-run", type=int, default=1, help="cores and threads of a run (default: 1)")
-    parser.add_argument("--gpus-per-run", type=float, default=0.0, help="for Ray; 0.25 for four runs on a GPU (default: 0)")
+    shared = "default: 1; with --per-device and without Ray the runs share all cores"
+    parser.add_argument("--cpus-per-run", type=int, help=f"cores and threads of a run ({shared})")
+    parser.add_argument("--gpus-per-run", type=float, help="for Ray; 0.25 for four runs on a GPU (default: 0)")
     parser.add_argument("--only-table", action="store_true", help="train nothing; write table and pictures of what is there")
 
 
@@ -73,13 +75,44 @@ def place_of(given: argparse.Namespace, own_processes: bool = False) -> Place:
     """
     if given.ray_address is not None and given.workers is not None:
         raise ValueError("--workers and --ray-address exclude each other: Ray makes as many runs at a time as fit its nodes.")
-    if given.ray_address is None and given.gpus_per_run:
-        raise ValueError("--gpus-per-run needs --ray-address; without Ray all --workers share the GPU that torch sees first.")
     workers = 1 if given.workers is None else given.workers
-    check_whole(1, **{"--workers": workers, "--cpus-per-run": given.cpus_per_run})
-    if not 0 <= given.gpus_per_run < float("inf"):
-        raise ValueError(f"--gpus-per-run {given.gpus_per_run}: give a number of GPUs, or a part of one such as 0.25.")
-    return Place(workers, own_processes, given.ray_address, given.cpus_per_run, given.gpus_per_run)
+    gpus = 0.0 if given.gpus_per_run is None else given.gpus_per_run
+    cpus = 1 if given.cpus_per_run is None else given.cpus_per_run
+    check_whole(1, **{"--workers": workers, "--cpus-per-run": cpus})
+    if not 0 <= gpus < float("inf"):
+        raise ValueError(f"--gpus-per-run {gpus}: give a number of GPUs, or a part of one such as 0.25.")
+    if given.per_device is not None:
+        return _place_of_gpus(given, own_processes, cpus)
+    if given.ray_address is None and gpus:
+        raise ValueError("--gpus-per-run needs --ray-address; without Ray --per-device says how many runs share each GPU.")
+    return Place(workers, own_processes, given.ray_address, cpus, gpus)
+
+
+def _place_of_gpus(given: argparse.Namespace, own_processes: bool, cpus: int) -> Place:
+    """Find where runs are made with ``--per-device``."""
+    each = given.per_device
+    check_whole(1, **{"--per-device": each})
+    if given.workers is not None:
+        raise ValueError(
+            f"--workers {given.workers} and --per-device {each} exclude each other: --per-device decides how many runs there "
+            "are at a time, by the number of GPUs."
+        )
+    if given.gpus_per_run is not None:
+        raise ValueError(
+            f"--gpus-per-run {given.gpus_per_run:g} and --per-device {each} exclude each other: with Ray the latter is "
+            f"--gpus-per-run {1 / each:.3g}."
+        )
+    if given.ray_address is not None:
+        return Place(1, own_processes, given.ray_address, cpus, 1 / each)
+    devices = tuple(visible_gpus())
+    if not devices:
+        raise ValueError(
+            f"--per-device {each}: expected is a GPU, but torch {th.__version__} sees none here; give --workers {each} for as "
+            "many runs at a time on the CPU."
+        )
+    workers = each * len(devices)
+    shared = max(1, available_cores() // workers)
+    return Place(workers, own_processes, None, shared if given.cpus_per_run is None else cpus, devices=devices)
 
 
 def run_folder(out: Path, plan: Run) -> Path:
@@ -153,8 +186,8 @@ def rows(run: Callable[..., dict[str, Any]], jobs: Sequence[Job], out: Path, pla
     if place.ray_address is not None:
         ray = connected("--ray-address", place.ray_address)  # which answers SIGTERM in its own way
         source = in_ray_tasks(ray, run, jobs, out, place.cpus, place.gpus)
-    elif place.workers > 1 or place.own_processes:
-        source = _in_processes(run, jobs, place)
+    elif place.workers > 1 or place.own_processes or place.devices:
+        source = in_processes(run, jobs, place.workers, place.cpus, place.own_processes, place.devices)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield from source
@@ -178,38 +211,6 @@ def _here(run: Callable[..., dict[str, Any]], jobs: Sequence[Job], threads: int)
         except Exception as error:
             row = error
         yield job, row
-
-
-def _in_processes(run: Callable[..., dict[str, Any]], jobs: Sequence[Job], place: Place) -> Ends:
-    pool = ProcessPoolExecutor(
-        min(place.workers, len(jobs)),
-        get_context("spawn"),
-        initializer=_start_run_worker,
-        initargs=(place.cpus,),
-        max_tasks_per_child=1 if place.own_processes else None,
-    )
-    futures = {pool.submit(run, *job): job for job in jobs}
-    try:
-        for future in as_completed(futures):
-            try:
-                row: dict[str, Any] | Exception = future.result()
-            except BrokenProcessPool:  # the others have ended, too
-                sys.exit(
-                    "error: a worker was killed, perhaps for want of memory: give fewer --workers; the same command goes on"
-                )
-            except Exception as error:
-                row = error
-            yield futures[future], row
-    except (KeyboardInterrupt, GeneratorExit):
-        for process in active_children():  # what they have not saved is made again
-            process.kill()
-        raise
-    pool.shutdown()
-
-
-def _start_run_worker(threads: int) -> None:
-    start_worker()
-    th.set_num_threads(threads)
 
 
 def report(out: Path, file: Path) -> None:

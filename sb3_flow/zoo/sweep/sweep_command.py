@@ -3,6 +3,7 @@ Train algorithms on tasks with several seeds, and with every combination of a sm
 
     python -m sb3_flow.zoo sweep --algo ppo flow_ppo --env CartPole-v1 Acrobot-v1 --seeds 5 --workers 2
     python -m sb3_flow.zoo sweep --algo flow_ppo --env CartPole-v1 --seeds 3 7 --grid gamma=0.98,0.99 n_epochs=10,20
+    python -m sb3_flow.zoo sweep --algo sac --env Hopper-v5 --seeds 8 --per-device 4
     python -m sb3_flow.zoo sweep --algo sac --env Hopper-v5 --seeds 8 --ray-address auto --gpus-per-run 0.25
     python -m sb3_flow.zoo sweep --algo rql --env Pendulum-v1 --seeds 2 -n 5000 --eval-freq 1000 -- --device cpu
 
