@@ -175,7 +175,7 @@ def _collect(
 
 def end_together(model: Any, env: TensorEnv, going_on: bool) -> bool:
     """Count what came to all ranks, whose statistics this rank's must be a part of; see ``LearnsTogether._end_together``."""
-    if isinstance(env, NormalisedTensors):
+    if isinstance(env, TensorView):
         env.write()
     ended: bool = model._end_together(going_on)
     return ended
