@@ -1,5 +1,7 @@
 # Two commands set everything up on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
+# `make VERSIONS= ...` takes the newest versions
+VERSIONS := --constraint constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
@@ -13,12 +15,12 @@ WITHOUT_COMPILED := ppo grpo kernels_advantages kernels_groups policies rql_pari
 # one thread each: two jobs run at a time
 ENVIRONMENT := OMP_NUM_THREADS=1 MUJOCO_GL=disable SDL_VIDEODRIVER=dummy
 
-.PHONY: demo test unit without-compiled suite lint type gpu doc format clean
+.PHONY: demo test unit without-compiled suite lint type gpu doc format clean dist test-wheel test-lowest
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(VERSIONS) torch
+	$(BIN)/python -m pip install --quiet $(VERSIONS) --editable '.[dev]'
 	touch $@
 
 demo: $(INSTALLED)  ## data, offline training, evaluation, online: one table and one picture
@@ -49,6 +51,23 @@ $(FETCHED): $(INSTALLED)
 	$(BIN)/python -c "from tests.sb3_suite.run import fetch; fetch('stable_baselines3'); fetch('sb3_contrib')"
 	touch $@
 
+dist:  ## the source distribution, and the wheel from it
+	$(PYTHON) -m venv .cache/build
+	.cache/build/bin/python -m pip install --quiet $(VERSIONS) build
+	rm -rf dist sb3_flow.egg-info
+	.cache/build/bin/python -m build
+
+test-wheel: dist  ## both, as strangers use them: installed away from this folder, with and without extras
+	$(ENVIRONMENT) $(PYTHON) -m tests.release.wheel dist
+
+test-lowest:  ## our tests with the lowest versions that pyproject.toml allows (LOWEST=--torch: of torch, too)
+	$(PYTHON) -m venv .cache/lowest
+	$(PYTHON) -m tests.release.lowest $(LOWEST) > .cache/lowest.txt
+	.cache/lowest/bin/python -m pip install --quiet --constraint .cache/lowest.txt torch
+	.cache/lowest/bin/python -m pip install --quiet --constraint .cache/lowest.txt --editable '.[dev,envpool]'
+	.cache/lowest/bin/python -m pip check
+	$(ENVIRONMENT) .cache/lowest/bin/python -m pytest
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(FILES)
 	$(BIN)/ruff format --check $(FILES)
@@ -60,7 +79,7 @@ gpu:  ## what only a GPU can show, with a PYTHON that has torch with CUDA; witho
 	MUJOCO_GL=disable $(PYTHON) -m tests.benchmarks.gpu
 
 doc: $(INSTALLED)  ## the manual and the docstrings as web pages; a warning is an error
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[doc]'
+	$(BIN)/python -m pip install --quiet $(VERSIONS) --editable '.[doc]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d .cache/doc/doctrees docs .cache/doc/html
 	@echo "open .cache/doc/html/index.html"
 
@@ -69,4 +88,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix $(FILES)
 
 clean:
-	rm -rf .venv .cache docs/reference .mypy_cache .ruff_cache demo_output
+	rm -rf .venv .cache dist docs/reference .mypy_cache .ruff_cache demo_output

@@ -12,14 +12,15 @@ def check_stable_baselines3() -> None:
     :raises ImportError: if Stable-Baselines3 is older than ``MINIMUM``, whose protected methods are overridden here
     """
     installed = metadata.version("stable_baselines3")
-    if _numbers(installed) < _numbers(MINIMUM):
+    if numbers(installed) < numbers(MINIMUM):
         raise ImportError(
             f"sb3_flow needs stable-baselines3 {MINIMUM} or newer, but {installed} is installed: "
             f"pip install --upgrade 'stable-baselines3>={MINIMUM},<3' 'sb3-contrib>={MINIMUM},<3'"
         )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """Split a version into its first three numbers, which can be compared."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 

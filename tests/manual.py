@@ -1,12 +1,12 @@
-"""The front page and the pages of the manual, and their fenced blocks."""
+"""The front page, the page for contributors and the pages of the manual, and their fenced blocks."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-}
+FRONT = ("README.md", "CONTRIBUTING.md")
+PATHS = (*(ROOT / page for page in FRONT), *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in PATHS}
 BLOCKS = [
     (page, kind, text)
     for page, content in PAGES.items()

@@ -48,7 +48,8 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_table_of_contents():
     lines = [line for page, kind, text in BLOCKS if kind == "{toctree}" for line in text.splitlines()]
     listed = [line for line in lines if line and not line.startswith(":")]
-    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES} - {"README", "index"} | {"reference/index"}
+    front = {"README", "CONTRIBUTING", "index"}
+    pages = {page.removeprefix("docs/").removesuffix(".md") for page in PAGES} - front | {"reference/index"}
     assert all(any(fnmatch(page, entry) for entry in listed) for page in pages)
     assert all(any(fnmatch(page, entry) for page in pages) for entry in listed)
 
@@ -76,10 +77,14 @@ def test_imports_in_the_text_exist(page):
             assert hasattr(importlib.import_module(module), attribute), name
 
 
-def test_the_map_is_the_printed_map():
-    printed = subprocess.run([sys.executable, "-m", "tests.import_map"], cwd=ROOT, capture_output=True, text=True, check=True)
-    (shown,) = [text for page, kind, text in BLOCKS if kind == "text" and "sb3_flow/" in text]
-    assert shown == printed.stdout, "paste the output of `python -m tests.import_map` into how_it_is_built.md"
+@pytest.mark.parametrize(
+    ("module", "page", "mark"),
+    [("tests.import_map", "how_it_is_built", "sb3_flow/"), ("tests.release.lowest", "releases", "numpy==")],
+)
+def test_what_a_command_prints_is_on_its_page(module, page, mark):
+    printed = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=True)
+    (shown,) = [text for where, kind, text in BLOCKS if kind == "text" and mark in text and page in where]
+    assert shown == printed.stdout, f"paste the output of `python -m {module}` into {page}.md"
 
 
 def test_names_for_users_of_other_packages_exist():

@@ -302,7 +302,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_core_does_not_import_it() -> None:
-    code = "import sys, sb3_flow; from sb3_flow.collect import EnvPoolVecEnv; assert 'envpool' not in sys.modules"
+    code = "import sys, sb3_flow; from sb3_flow.envs import EnvPoolVecEnv; assert 'envpool' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -44,7 +44,8 @@ SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{
 
 def test_blocks_are_marked():
     assert {kind for _, kind, _ in BLOCKS} == {"python", "sh", "text"} | SPHINX
-    assert {page for page, kind, _ in BLOCKS if kind == "text"} == {"docs/development/how_it_is_built.md"}  # a map, a diagram
+    pages = {page for page, kind, _ in BLOCKS if kind == "text"}  # a map, a diagram, a list of versions
+    assert pages == {"docs/development/how_it_is_built.md", "docs/development/releases.md"}
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,8 @@ RECIPES = {
     "make test": "tests.sb3_suite.run RQL",
     "make suite": "tests.sb3_suite.run RQL",
     "make doc": "sphinx",
+    "make dist": "-m build",
+    "make test-wheel": "tests.release.wheel dist",
 }
 
 

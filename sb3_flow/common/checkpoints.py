@@ -23,7 +23,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_flow.common.older_files import finding_moved_modules
-from sb3_flow.common.saved_by import check_saved_by
+from sb3_flow.common.saved_by import SAVED_VERSION, check_saved_by
+from sb3_flow.version import __version__
 
 try:
     import fcntl
@@ -112,6 +113,7 @@ class AtomicSaves(BaseAlgorithm):
         :param exclude: names of parameters that are left out in addition to the default
         :param include: names of parameters that are saved although they might be excluded
         """
+        setattr(self, SAVED_VERSION, __version__)  # SB3 saves all attributes, and opens files with attributes of others
         write_atomically(path, "zip", lambda target: super(AtomicSaves, self).save(target, exclude, include))
 
     @classmethod

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
 from sb3_flow.common.observations import map_arrays
+from sb3_flow.common.saved_by import SAVED_VERSION, warn_of_newer
 from sb3_flow.data.columns import expect_random_reads
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
@@ -24,6 +25,7 @@ from sb3_flow.data.samples import ChunkSamples
 from sb3_flow.data.table import Sampling, TrajectoryTable
 from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_starts
 from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
+from sb3_flow.version import __version__
 
 VERSIONS = itertools.count()
 """A number for each change of the tensors that some replay buffer samples from."""
@@ -175,9 +177,10 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
         drop = ("offline_dataset", "generator", "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from", "_shapes")
-        return {key: value for key, value in self.__dict__.items() if key not in drop}
+        return {SAVED_VERSION: __version__} | {key: value for key, value in self.__dict__.items() if key not in drop}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        warn_of_newer(state.pop(SAVED_VERSION, None), "The replay buffer")
         self.__dict__.update(state)
         if self.device.type == "cuda" and not th.cuda.is_available():
             self.device = get_device("auto")

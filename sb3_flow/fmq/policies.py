@@ -260,8 +260,12 @@ class FlowMapPolicy(GenerativePolicy):
         before = int(self.n_steps)
         steps: Iterable[int] = range(1, gradient_steps + 1)
         if progress_bar:
-            from tqdm import tqdm  # part of SB3's [extra], like SB3's own progress bar
-
+            try:
+                from tqdm import tqdm
+            except ImportError as error:
+                raise ImportError(
+                    f"`progress_bar=True` needs the package tqdm: pip install 'sb3-flow[plots]' ({error})"
+                ) from error
             steps = tqdm(steps)
         for step in steps:
             buffer.follow_rotation(before + step - 1)

@@ -12,6 +12,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 
 from sb3_flow.common.checks import arguments_of
 from sb3_flow.common.older_files import finding_moved_modules
+from sb3_flow.common.saved_by import SAVED_VERSION, saved_data, warn_of_newer
 from sb3_flow.offline_to_online.actors import GenerativeActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
@@ -107,8 +108,10 @@ def _read(path: Path) -> Any:
         raise FileNotFoundError(f"`decoder` must be a saved model or policy, but there is no file {path}.")
     with finding_moved_modules():
         if not zipfile.is_zipfile(found) or "data" in zipfile.ZipFile(found).namelist():
+            warn_of_newer(saved_data(found).get(SAVED_VERSION), found)
             return _read_model(found)
         saved = th.load(found, map_location="cpu", weights_only=False)
+        warn_of_newer(saved.get(SAVED_VERSION), found)
     if "policy_class" not in saved:
         raise ValueError(
             f"`decoder` must be a file that names its class, but {found} was saved by an earlier version: load it by its own "

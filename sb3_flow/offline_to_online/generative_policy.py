@@ -17,7 +17,7 @@ from sb3_flow.common.backends import Backend, choose_backend
 from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_layers, check_whole
 from sb3_flow.common.older_files import finding_moved_modules
-from sb3_flow.common.saved_by import refuse, saved_by
+from sb3_flow.common.saved_by import SAVED_VERSION, refuse, saved_by, saved_data, warn_of_newer
 from sb3_flow.flow import Critic, TanhGELU
 from sb3_flow.fused.compiled_network import compiled_networks, not_covered
 from sb3_flow.offline_to_online.acting import ActingMode, ActingPolicy
@@ -25,6 +25,7 @@ from sb3_flow.offline_to_online.actors import GenerativeActor, draw_seed
 from sb3_flow.offline_to_online.older_names import translate
 from sb3_flow.offline_to_online.options import check_options, check_own
 from sb3_flow.offline_to_online.values import EnsembleValue
+from sb3_flow.version import __version__
 
 Actor = TypeVar("Actor", bound=GenerativeActor)
 
@@ -189,7 +190,7 @@ class GenerativePolicy(ActingPolicy):
         :param path: of the file
         """
         data = self._get_constructor_parameters()
-        content = {"state_dict": self.state_dict(), "data": data, "policy_class": type(self)}
+        content = {SAVED_VERSION: __version__, "state_dict": self.state_dict(), "data": data, "policy_class": type(self)}
         write_atomically(path, None, partial(th.save, content))
 
     @classmethod
@@ -202,11 +203,12 @@ class GenerativePolicy(ActingPolicy):
         :return: the policy
         :raises ValueError: if an algorithm saved the file
         """
-        if found := saved_by(path):
+        if found := saved_by(saved_data(path)):
             refuse(cls, found[0], path)
         device = get_device(device)
         with finding_moved_modules():
             saved = th.load(path, map_location=device, weights_only=False)
+        warn_of_newer(saved.get(SAVED_VERSION), path)
         translate(saved["data"])
         policy = cls(**saved["data"])
         policy.load_state_dict(saved["state_dict"])
