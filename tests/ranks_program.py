@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,19 @@ def main() -> None:
     }
     (folder / "told.json").write_text(json.dumps(told))  # by the first rank: the other has ended
     os._exit(0)  # torch's threads to the ended rank may abort this process while the interpreter ends
+
+
+def run_on_two(program, folder):
+    """Start a program of this folder as rank 0 and as rank 1, and wait; the last thing that rank 1 does is to be killed."""
+    command = [sys.executable, str(Path(__file__).with_name(program))]
+    with (folder / "output").open("w") as output:
+        processes = [subprocess.Popen([*command, str(rank), str(folder)], stdout=output, stderr=output) for rank in (0, 1)]
+        try:
+            codes = [process.wait(timeout=120) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+    assert codes == [0, -9], (folder / "output").read_text()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -251,6 +252,11 @@ def test_refusals(given, file, message, data, tmp_path):
     assert (tmp_path / file).read_text() == "kept"
     with pytest.raises(ValueError, match='`noise="keyed"` is for policies that act from noise'):
         export(PPO("MlpPolicy", PointEnv(), n_steps=8, device="cpu"), tmp_path / "ppo.pt2", noise="keyed")
+
+
+def test_other_models(tmp_path):
+    with pytest.raises(TypeError, match=r"`model` must be an algorithm of this package, .*, but SACPolicy was given"):
+        export(SAC("MlpPolicy", PointEnv(), device="cpu"), tmp_path / "policy.pt2")
 
 
 def test_without_the_extra(data, tmp_path, monkeypatch):

@@ -5,13 +5,12 @@ import pickle
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch as th
 from on_policy_ranks_program import CASES, MISTAKES, N_WALKS, STEPS, build, run
-from ranks_program import weights
+from ranks_program import run_on_two, weights
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from test_ranks import distance
 
@@ -19,7 +18,6 @@ from sb3_flow import PPO
 from sb3_flow.on_policy.whole_batch import WholeBatch, divided, drawn_episodes
 from sb3_flow.zoo.torchrun import check_trainable
 
-PROGRAM = Path(__file__).with_name("on_policy_ranks_program.py")
 TOLERANCE = 1e-4
 
 
@@ -27,17 +25,7 @@ TOLERANCE = 1e-4
 def two(tmp_path_factory):
     """:return: the folder, and what each of two ranks has found"""
     folder = tmp_path_factory.mktemp("ranks")
-    with (folder / "output").open("w") as output:
-        processes = [
-            subprocess.Popen([sys.executable, str(PROGRAM), str(rank), str(folder)], stdout=output, stderr=output)
-            for rank in (0, 1)
-        ]
-        try:
-            codes = [process.wait(timeout=120) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    assert codes == [0, -9], (folder / "output").read_text()  # the last thing that rank 1 does is to be killed
+    run_on_two("on_policy_ranks_program.py", folder)
     return folder, [pickle.loads((folder / f"found{rank}.pkl").read_bytes()) for rank in (0, 1)]
 
 

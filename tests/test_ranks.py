@@ -4,20 +4,18 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from ranks_program import BROKEN, CASES, build, run, weights
+from ranks_program import BROKEN, CASES, build, run, run_on_two, weights
 from stable_baselines3 import SAC
 
 from sb3_flow import FQL, PPO, RQL, AsyncPPO, OfflineDataset
 from sb3_flow.common import ranks
 from sb3_flow.zoo.torchrun import check_trainable
 
-PROGRAM = Path(__file__).with_name("ranks_program.py")
 TOLERANCE = 5e-6
 
 
@@ -25,17 +23,7 @@ TOLERANCE = 5e-6
 def two(tmp_path_factory):
     """:return: the folder, and the weights that the ranks have at the end of each case"""
     folder = tmp_path_factory.mktemp("ranks")
-    with (folder / "output").open("w") as output:
-        processes = [
-            subprocess.Popen([sys.executable, str(PROGRAM), str(rank), str(folder)], stdout=output, stderr=output)
-            for rank in (0, 1)
-        ]
-        try:
-            codes = [process.wait(timeout=120) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    assert codes == [0, -9], (folder / "output").read_text()  # the last thing that rank 1 does is to be killed
+    run_on_two("ranks_program.py", folder)
     return folder, [th.load(folder / f"weights{rank}.pt") for rank in (0, 1)]
 
 

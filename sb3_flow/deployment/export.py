@@ -2,21 +2,21 @@
 
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecNormalize
-from torch.distributions import Distribution
 
 from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_choice
 from sb3_flow.deployment.programs import Actions, Chunks, MaskedActions, Program, RecurrentActions
 from sb3_flow.offline_to_online.acting import ActingPolicy
+from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.version import __version__
 
 Noise = Literal["input", "keyed"]
@@ -51,6 +51,7 @@ def export(
     :param dynamic_batch: any number of observations; False: one
     :param vec_normalize: statistics by which observations are normalised within the program (default: the model's own)
     :raises ValueError: if the policy cannot be exported so, with the reason
+    :raises TypeError: if the model is of another kind
     :raises ImportError: if a package of the extra is missing
     """
     path = Path(path)
@@ -63,13 +64,13 @@ def export(
     program = _program(policy, vec_normalize, noise == "keyed")
     if path.suffix == ".onnx":
         _check_onnx(program)
-    training = policy.training
+    training, device = policy.training, policy.device
     policy.set_training_mode(False)
     try:
-        with th.no_grad(), _exportable():
+        with th.no_grad(), unchecked_distributions():
             _write(program.to("cpu"), policy, path, dynamic_batch, type(model).__name__)
     finally:
-        policy.to(model.device)
+        policy.to(device)
         policy.set_training_mode(training)
 
 
@@ -82,6 +83,11 @@ def _program(policy: Any, env: VecNormalize | None, keyed: bool) -> Program:
                 'export the policy with "sample", "zero" or "best_of_n" (`model.set_acting_mode`).'
             )
         return Chunks(policy, env, keyed)
+    if not isinstance(policy, ActorCriticPolicy):
+        raise TypeError(
+            "`model` must be an algorithm of this package, SB3's PPO or A2C, or one of their policies, but "
+            f"{type(policy).__name__} was given."
+        )
     if keyed:
         raise ValueError(f'`noise="keyed"` is for policies that act from noise, but {type(policy).__name__} does not.')
     if hasattr(policy, "lstm_actor"):
@@ -104,22 +110,11 @@ def _check_onnx(program: Program) -> None:
         raise ImportError(f"Export to ONNX needs the package {error.name}: pip install 'sb3-flow[onnx]'") from error
 
 
-@contextmanager
-def _exportable() -> Iterator[None]:
-    """Switch off the checks of distributions, which look at numbers."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
 def example(space: spaces.Space[Any], n: int) -> Any:
     """Make n observations of a space, in tensors."""
     if isinstance(space, spaces.Dict):
         return {key: example(part, n) for key, part in space.items()}
-    return th.stack([th.as_tensor(space.sample()) for _ in range(n)])
+    return th.as_tensor(np.zeros((n, *(space.shape or ())), space.dtype))
 
 
 def _write(program: Program, policy: Any, path: Path, dynamic_batch: bool, name: str) -> None:
