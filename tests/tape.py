@@ -1,7 +1,10 @@
 """
 A recorder for the CPU that is as strict as CUDA's graphs: it records torch's operators with their tensors and numbers,
-and a replay runs them on the same tensors, without the Python code around them.
+and a replay runs them on the same memory, without the Python code around them. Nobody keeps that memory for a graph, and
+graphs share the memory of what they make: both are checked.
 """
+
+from collections import Counter
 
 import torch as th
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +25,19 @@ def tensors_in(values):
     if isinstance(values, dict):
         values = list(values.values())
     return [tensor for value in values for tensor in tensors_in(value)] if isinstance(values, list | tuple) else []
+
+
+def storage_of(tensor):
+    return tensor.untyped_storage()._cdata
+
+
+def aliased(values):
+    """:return: the same values with tensors of their own on the same memory"""
+    if isinstance(values, th.Tensor):
+        return values.detach()
+    if isinstance(values, dict):
+        return {key: aliased(value) for key, value in values.items()}
+    return type(values)(map(aliased, values)) if isinstance(values, list | tuple) else values
 
 
 def check(function, args, kwargs):
@@ -54,15 +70,26 @@ class _Recording(TorchDispatchMode):
         for part in new:
             self.made[part.untyped_storage()._cdata] = part
         if new or function._schema.is_mutable:
-            self.steps.append((function, args, kwargs, result if new else None))
+            self.steps.append((function, *aliased((args, kwargs)), result if new else None))
         return result
+
+    def outside(self):
+        """:return: a tensor for each piece of memory that was there before, with the number of its tensors in the recording"""
+        used = [each for _, *given, _ in self.steps for each in tensors_in(given) if not each._is_zerotensor()]
+        counts = Counter(map(storage_of, used))
+        return [
+            (tensor, counts[at]) for at, tensor in {storage_of(each): each for each in used}.items() if at not in self.made
+        ]
 
 
 class Tape:
     """Recorder with a log of its calls."""
 
     def __init__(self):
-        self.log = []
+        self.log, self.modes = [], []
+
+    def __reduce__(self):
+        return Tape, ()
 
     def warm_up(self, function):
         self.log.append("warm up")
@@ -80,12 +107,20 @@ class Tape:
                 storage.copy_(before)
             for generator, state in states:
                 generator.set_state(state)
-        for tensor in mode.made.values():  # no number is there before the replay
-            if tensor.is_floating_point():
-                tensor.detach().fill_(float("nan"))
+        mode.before.clear()
+        spoil(mode)  # no number is there before the replay
+        self.modes.append(mode)
+        outside = mode.outside()
 
         def replay():
             self.log.append("replay")
+            for other in self.modes:
+                if other is not mode:
+                    spoil(other)
+            for tensor, known in outside:
+                # besides the recording's tensors and the object that counts
+                alive = th._C._storage_Use_Count(storage_of(tensor)) > known + 1
+                assert alive, f"a graph would read memory that is free, of the shape {tuple(tensor.shape)}"
             with th._C._AutoDispatchBelowAutograd(), th.no_grad():
                 for operator, args, kwargs, recorded in mode.steps:
                     found = operator(*args, **kwargs)
@@ -94,3 +129,10 @@ class Tape:
                             own.copy_(part)
 
         return replay, result
+
+
+def spoil(mode):
+    """Overwrite what a recording has made, as another graph may do that has the same pool of memory."""
+    for tensor in mode.made.values():
+        if tensor.is_floating_point():
+            tensor.detach().fill_(float("nan"))

@@ -239,24 +239,27 @@ class TrajectoryReplayBuffer(ReplayBuffer):
     def _find_room(self, of_dataset: int) -> None:
         """Decide where online steps and a dataset of so many bytes reside, and bring the online steps there."""
         size, was_resident = n_bytes(self._arrays()) + of_dataset, self.is_resident
-        self._fits = fits(size, self.device, already_there=self._size if was_resident else 0)
+        stays = was_resident and size <= self._size  # in the place of the steps before, e.g. of the last turn of files
+        self._fits = stays or fits(size, self.device, already_there=self._size if was_resident else 0)
         self._size = size
         if self.is_resident != was_resident:
             self._build_tensors()
 
-    def follow_rotation(self, gradient_steps: int) -> None:
+    def follow_rotation(self, gradient_steps: int) -> bool:
         """
         Read the rows that are due, of a dataset whose files take turns in memory. The rows of the last turn are let go before.
 
         :param gradient_steps: of the model, since its beginning
+        :return: whether a turn has begun
         """
         dataset = self.offline_dataset
         if dataset is None or dataset.rotation is None or (due := dataset.rotation.after(gradient_steps)) is None:
-            return
+            return False
         source = dataset.source
         del dataset
         self.set_offline(None)
         self.set_offline(OfflineDataset.of_turn(due, source))
+        return True
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
         """Store one step of every environment; see ``ReplayBuffer.add``."""

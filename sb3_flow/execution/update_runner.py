@@ -7,8 +7,9 @@ import torch as th
 
 from sb3_flow.common.nests import map_tensors
 from sb3_flow.common.ranks import n_ranks
-from sb3_flow.execution.recordable_optimizer import RecordableOptimizer, Same
+from sb3_flow.execution.recordable_optimizer import RecordableOptimizer, Same, set_options
 from sb3_flow.execution.recorders import CudaGraphs, Recorder
+from sb3_flow.execution.watched_networks import WatchedNetworks
 
 Execution = Literal["auto", "eager", "graph"]
 
@@ -26,8 +27,8 @@ class UpdateRunner:
     in which hundreds of kernels are started at once.
 
     The first calls of each kind are warm-ups, then one call is recorded. Whatever a recording takes for granted is part of the
-    kind or compared before each replay: sizes and types of inputs, the addresses of parameters, options of optimizers. Where
-    an update cannot be recorded, the runner goes on eagerly and says why.
+    kind or compared before each replay: sizes and types of inputs, the modules of networks and the addresses of their tensors,
+    options of optimizers. Where an update cannot be recorded, the runner goes on eagerly and says why.
 
     :param execution: ``"graph"``, ``"eager"``, or ``"auto"``: graph on a CUDA device
     :param device: of the tensors
@@ -60,14 +61,22 @@ class UpdateRunner:
         self._recorder = recorder
         self.forget()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "UpdateRunner":
-        return UpdateRunner(self.execution, self.device, self.verbose, True, self._given_recorder)
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy records for itself, and its optimizers are as if steps had never been recorded
+        arguments = (self.execution, self.device, self.verbose, True, self._given_recorder)
+        return {"arguments": arguments, "plain": [(each.optimizer, each.plain_options()) for each in self._optimizers]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["arguments"])  # type: ignore[misc]
+        for optimizer, options in state["plain"]:
+            set_options(optimizer.param_groups, options)
 
     def forget(self) -> None:
         """Forget all recordings."""
         self._recordings: dict[Hashable, tuple[Callable[[], None], list[th.Tensor], Any]] = {}
         self._calls: dict[tuple[tuple[str, Hashable], ...], int] = {}
         self._fixed: Any = None
+        self._networks = WatchedNetworks(())
         self._optimizers: list[RecordableOptimizer] = []
         self._told = False
 
@@ -79,6 +88,8 @@ class UpdateRunner:
         optimizers: Sequence[th.optim.Optimizer],
         generators: Sequence[th.Generator] = (),
         remember: Callable[[], Callable[[], None]] | None = None,
+        networks: Sequence[th.nn.Module] = (),
+        sources: Hashable = None,
     ) -> Any:
         """
         Do what the function does.
@@ -89,17 +100,24 @@ class UpdateRunner:
         :param optimizers: whose steps the function makes
         :param generators: that the function draws from
         :param remember: called before a recording; gives a function that makes the generators anew if the recording fails
+        :param networks: whose tensors the function reads or changes
+        :param sources: names all other tensors that the function reads; when it changes, all recordings are forgotten
         :return: the function's result; the next replay may overwrite its tensors
         """
         if self.why_eager is None and n_ranks() > 1:
             self.go_on_eagerly("several ranks exchange gradients")
         if self.why_eager is None:
-            self._prepare(optimizers, generators)
+            self._prepare(optimizers, generators, networks, sources)
         if self.why_eager is not None:
             return function(*inputs)
         leaves = _leaves(inputs)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        known_as = (*kind.items(), ("precision", th.get_float32_matmul_precision()), ("sizes of inputs", shapes))
+        known_as = (
+            *kind.items(),
+            ("settings of networks", self._networks.settings()),
+            ("precision", (th.get_float32_matmul_precision(), th.are_deterministic_algorithms_enabled())),
+            ("sizes of inputs", shapes),
+        )
         if known_as not in self._recordings:
             if len(self._calls) >= MOST_KINDS and known_as not in self._calls:
                 before = dict(next(reversed(self._calls)))
@@ -123,16 +141,32 @@ class UpdateRunner:
         replay()
         return result
 
-    def _prepare(self, optimizers: Sequence[th.optim.Optimizer], generators: Sequence[th.Generator]) -> None:
+    def _prepare(
+        self,
+        optimizers: Sequence[th.optim.Optimizer],
+        generators: Sequence[th.Generator],
+        networks: Sequence[th.nn.Module],
+        sources: Hashable,
+    ) -> None:
         """Prepare the optimizers, and forget all recordings if something has moved that these take for granted."""
         if [known.optimizer for known in self._optimizers] != list(optimizers):
-            self._optimizers = [RecordableOptimizer(optimizer) for optimizer in optimizers]
+            known = {id(each.optimizer): each for each in self._optimizers}
+            self._optimizers = [known.pop(id(optimizer), RecordableOptimizer(optimizer)) for optimizer in optimizers]
+            for left in known.values():
+                set_options(left.optimizer.param_groups, left.plain_options())
+        hindrances = [optimizer.hindrance for optimizer in self._optimizers]
+        if not self._networks.unchanged(networks):
+            self._networks, self._fixed = WatchedNetworks(networks), None
+        if self._networks.has_hooks:
+            hindrances.append("a network or a parameter has hooks, which a recording leaves out")
+        if th.is_autocast_enabled(self.device.type):
+            hindrances.append("autocast is on, which keeps copies of weights that a recording would go on to read")
+        for reason in filter(None, hindrances):
+            self.go_on_eagerly(reason)
+            return
         for optimizer in self._optimizers:
-            if optimizer.hindrance is not None:
-                self.go_on_eagerly(optimizer.hindrance)
-                return
             optimizer.prepare()
-        fixed = [*(optimizer.fixed() for optimizer in self._optimizers), *map(Same, generators)]
+        fixed: list[Any] = [*(optimizer.fixed() for optimizer in self._optimizers), *map(Same, generators), sources]
         if fixed != self._fixed:
             self._recordings, self._calls, self._fixed = {}, {}, fixed
 

@@ -356,8 +356,8 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
             return  # `learning_starts` steps are made, but not yet a whole chunk
         for _ in range(gradient_steps):
-            if isinstance(self.replay_buffer, TrajectoryReplayBuffer):
-                self.replay_buffer.follow_rotation(self._n_updates)
+            if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and self.replay_buffer.follow_rotation(self._n_updates):
+                self._connect_buffer_and_policy()  # the new rows may reside elsewhere
             metrics = self._make_update(batch_size)
             self._n_updates += 1
             self._metrics.add(metrics, self._n_updates)

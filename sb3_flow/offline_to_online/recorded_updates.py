@@ -6,9 +6,8 @@ from typing import Any
 import torch as th
 
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
-from sb3_flow.execution import Execution, UpdateRunner, settings_of
+from sb3_flow.execution import Execution, UpdateRunner, networks_of, settings_of
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
-from sb3_flow.offline_to_online.persistence import unwrapped
 
 
 class RecordedUpdates(OfflinePhase):
@@ -43,12 +42,16 @@ class RecordedUpdates(OfflinePhase):
             metrics = self.update(batch, self.random_streams["update"])
             return {name: metric.detach() for name, metric in metrics.items()}
 
-        settings = dict(settings_of(self, unwrapped(self.policy)))
-        kind = {**settings, "rows": batch_size, "windows": key, "branch": self.kind_of_update()}
+        settings = dict(settings_of(self, self.policy))
+        kind = {**settings, "size of the batch": batch_size, "branch of `update`": self.kind_of_update()}
         generators = [self.random_streams["update"]]
         if key is not None:
             generators.append(self.random_streams["windows"])
-        metrics: dict[str, th.Tensor] = self._runner(update, inputs, kind, self.optimizers, generators, self._remember_streams)
+        metrics: dict[str, th.Tensor] = self._runner(
+            *(update, inputs, kind, self.optimizers, generators, self._remember_streams),
+            networks=networks_of(self),
+            sources=key,
+        )
         return metrics
 
     def _remember_streams(self) -> Callable[[], None]:

@@ -5,7 +5,8 @@ from typing import Any
 import torch as th
 
 from sb3_flow.common.nests import map_tensors
-from sb3_flow.execution import Execution, UpdateRunner, settings_of
+from sb3_flow.common.ranks import n_ranks
+from sb3_flow.execution import Execution, UpdateRunner, networks_of, settings_of
 from sb3_flow.on_policy.gradient_steps import FlatAdam
 from sb3_flow.on_policy.minibatches import Minibatch
 
@@ -32,7 +33,9 @@ class RecordedSteps:
         :param by_episode: minibatches are whole episodes
         """
         if self.runner.why_eager is None:
-            if by_episode or model.rollout_buffer.is_recurrent:
+            if n_ranks() > 1:
+                self.runner.go_on_eagerly("several ranks exchange gradients")
+            elif by_episode or model.rollout_buffer.is_recurrent:
                 self.runner.go_on_eagerly("minibatches of whole episodes and of sequences differ in size")
             elif hasattr(model.rollout_buffer, "action_masks"):
                 self.runner.go_on_eagerly("sb3-contrib's masked distributions bring numbers from the host")
@@ -64,7 +67,7 @@ class RecordedSteps:
             steps.step(loss)
             return metrics
 
-        kind = dict(settings_of(model, model.policy))
+        kind = {**dict(settings_of(model, model.policy)), "clip ranges": tuple(ranges)}
         inputs = (minibatch.data, minibatch.proximal_log_prob, ranges)
-        found: dict[str, th.Tensor] = self.runner(take, inputs, kind, [model.policy.optimizer])
+        found: dict[str, th.Tensor] = self.runner(*(take, inputs, kind, [model.policy.optimizer]), networks=networks_of(model))
         return map_tensors(th.clone, found)  # type: ignore[no-any-return]
