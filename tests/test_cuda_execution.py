@@ -1,4 +1,4 @@
-"""What CUDA alone asks of optimizers and recordings, on tensors that are on a GPU in name only and on a stand-in for a driver."""
+"""What CUDA alone asks of optimizers and recordings, with tensors on a GPU in name only and a stand-in for the driver."""
 
 import contextlib
 import gc
@@ -97,10 +97,10 @@ class Driver:
         self.default_generators = [self.generator]
         self.memory = mock.Mock(_cuda_endAllocateToPool=self.end, _cuda_releasePool=lambda *given: self.log.append("released"))
 
-    def Stream(self):  # noqa: N802
+    def Stream(self):
         return mock.Mock(wait_stream=lambda other: self.log.append("side waits"), is_side=True)
 
-    def CUDAGraph(self):  # noqa: N802
+    def CUDAGraph(self):
         return mock.NonCallableMagicMock()
 
     def device(self, device):
