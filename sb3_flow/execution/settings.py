@@ -1,5 +1,7 @@
 """What a recorded update holds as numbers: the plain attributes of a model and its policy."""
 
+from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -30,15 +32,49 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if type(value) is tuple else None
 
 
-def settings_of(model: Any, policy: Any) -> tuple[tuple[str, Any], ...]:
-    """
-    List the attributes that an update may read as numbers, so that a recording of it is not used after one has changed.
+class Remembered:
+    """A value that is made anew when one of the objects that it is made of was exchanged; to compare objects costs little."""
 
-    :param model: an algorithm
-    :param policy: its policy, perhaps inside the wrapper that ``torch.compile`` returns
-    :return: names and values, see :func:`plain`
-    """
-    policy = getattr(policy, "_orig_mod", policy)
-    found = [(name, value) for name, value in vars(model).items() if name not in COUNTERS]
-    found += [(f"policy.{name}", value) for name, value in vars(policy).items()]
-    return tuple((name, value if type(value) in PLAIN else plain(value)) for name, value in found)
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+        self._tensors: list[th.Tensor] = []
+        self._addresses: list[int] = []
+        self._value: Any = None
+
+    def of(self, parts: list[Any], make: Callable[[], Any]) -> Any:
+        """
+        Give the value.
+
+        :param parts: objects that the value is made of; tensors also count as exchanged when their memory was
+        :param make: makes the value
+        """
+        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
+        if not same or [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
+            self._parts, self._value = parts, make()
+            nested = [value for part in parts if type(part) is tuple for value in part]
+            self._tensors = [part for part in (*parts, *nested) if isinstance(part, th.Tensor)]
+            self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        return self._value
+
+
+class WatchedSettings(Remembered):
+    """The attributes that an update may read as numbers, so that a recording is not used after one has changed."""
+
+    def present(self, model: Any) -> tuple[tuple[str, Any], ...]:
+        """
+        List the attributes.
+
+        :param model: an algorithm; its policy may be inside the wrapper that ``torch.compile`` returns
+        :return: names and values, see :func:`plain`; the same object as long as nothing has changed
+        """
+        policy = getattr(model.policy, "_orig_mod", model.policy)
+        own = [pair for pair in vars(model).items() if pair[0] not in COUNTERS]
+        names, values = [name for name, _ in own], [value for _, value in own]
+        of_policy = vars(policy)
+
+        def make() -> tuple[tuple[str, Any], ...]:
+            found = [*own, *((f"policy.{name}", value) for name, value in of_policy.items())]
+            return tuple((name, value if type(value) in PLAIN else plain(value)) for name, value in found)
+
+        found: tuple[tuple[str, Any], ...] = self.of([*names, *values, *of_policy, *of_policy.values()], make)
+        return found

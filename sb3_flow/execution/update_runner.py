@@ -9,9 +9,13 @@ from sb3_flow.common.nests import map_tensors
 from sb3_flow.common.ranks import n_ranks
 from sb3_flow.execution.recordable_optimizer import RecordableOptimizer, Same, set_options
 from sb3_flow.execution.recorders import CudaGraphs, Recorder
-from sb3_flow.execution.watched_networks import WatchedNetworks
+from sb3_flow.execution.settings import WatchedSettings
+from sb3_flow.execution.watched_networks import WatchedNetworks, networks_of
 
 Execution = Literal["auto", "eager", "graph"]
+
+Recording = tuple[Callable[[], None], list[th.Tensor], Any]
+"""A replay, the tensors that it reads, and the result that it fills."""
 
 WARM_UPS = 3
 """Calls of each kind before its recording, which are updates like all others."""
@@ -73,7 +77,9 @@ class UpdateRunner:
 
     def forget(self) -> None:
         """Forget all recordings."""
-        self._recordings: dict[Hashable, tuple[Callable[[], None], list[th.Tensor], Any]] = {}
+        self._recordings: dict[Hashable, Recording] = {}
+        self._latest: tuple[Any, Any, Any, Recording] | None = None  # the latest kind in parts, and its recording
+        self._settings = WatchedSettings()
         self._calls: dict[tuple[tuple[str, Hashable], ...], int] = {}
         self._fixed: Any = None
         self._networks = WatchedNetworks(())
@@ -88,7 +94,7 @@ class UpdateRunner:
         optimizers: Sequence[th.optim.Optimizer],
         generators: Sequence[th.Generator] = (),
         remember: Callable[[], Callable[[], None]] | None = None,
-        networks: Sequence[th.nn.Module] = (),
+        model: Any = None,
         sources: Hashable = None,
     ) -> Any:
         """
@@ -100,46 +106,59 @@ class UpdateRunner:
         :param optimizers: whose steps the function makes
         :param generators: that the function draws from
         :param remember: called before a recording; gives a function that makes the generators anew if the recording fails
-        :param networks: whose tensors the function reads or changes
+        :param model: whose numbers, names and networks the function reads or changes
         :param sources: names all other tensors that the function reads; when it changes, all recordings are forgotten
         :return: the function's result; the next replay may overwrite its tensors
         """
         if self.why_eager is None and n_ranks() > 1:
             self.go_on_eagerly("several ranks exchange gradients")
         if self.why_eager is None:
-            self._prepare(optimizers, generators, networks, sources)
+            self._prepare(optimizers, generators, [] if model is None else networks_of(model), sources)
         if self.why_eager is not None:
             return function(*inputs)
         leaves = _leaves(inputs)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        known_as = (
+        own = () if model is None else self._settings.present(model)
+        of_networks = self._networks.settings()
+        others = (
             *kind.items(),
-            ("settings of networks", self._networks.settings()),
             ("precision", (th.get_float32_matmul_precision(), th.are_deterministic_algorithms_enabled())),
             ("sizes of inputs", shapes),
         )
-        if known_as not in self._recordings:
-            if len(self._calls) >= MOST_KINDS and known_as not in self._calls:
-                before = dict(next(reversed(self._calls)))
-                changed = [name for name, value in known_as if name not in before or before[name] != value]
-                self.go_on_eagerly(
-                    f"{MOST_KINDS} kinds of updates were made, since what they depend on changes all the time: "
-                    + ", ".join(changed)
-                )
-                return function(*inputs)
-            calls = self._calls[known_as] = self._calls.get(known_as, 0) + 1
-            if self._recorder is None:
-                self._recorder = CudaGraphs(self.device)
-            if calls <= WARM_UPS:
+        latest = self._latest
+        if latest is None or latest[0] is not own or latest[1] is not of_networks or latest[2] != others:
+            kind_of_all = (*own, ("settings of networks", of_networks), *others)
+            if not self._is_due(kind_of_all):
+                if self.why_eager is not None or self._recorder is None:
+                    return function(*inputs)
                 return self._recorder.warm_up(lambda: function(*inputs))
-            self._record(function, inputs, known_as, generators, remember)
-            if self.why_eager is not None:
-                return function(*inputs)
-        replay, own_leaves, result = self._recordings[known_as]
-        for own, given in zip(own_leaves, leaves, strict=True):
-            own.copy_(given)
+            if kind_of_all not in self._recordings:
+                self._record(function, inputs, kind_of_all, generators, remember)
+                if self.why_eager is not None:
+                    return function(*inputs)
+            latest = self._latest = own, of_networks, others, self._recordings[kind_of_all]
+        replay, own_leaves, result = latest[3]
+        for leaf, given in zip(own_leaves, leaves, strict=True):
+            leaf.copy_(given)
         replay()
         return result
+
+    def _is_due(self, kind: tuple[tuple[str, Hashable], ...]) -> bool:
+        """Say whether a recording of this kind is there or due; otherwise count a warm-up, or go on eagerly."""
+        if kind in self._recordings:
+            return True
+        if len(self._calls) >= MOST_KINDS and kind not in self._calls:
+            before = dict(next(reversed(self._calls)))
+            changed = [name for name, value in kind if name not in before or before[name] != value]
+            self.go_on_eagerly(
+                f"{MOST_KINDS} kinds of updates were made, since what they depend on changes all the time: "
+                + ", ".join(changed)
+            )
+            return False
+        calls = self._calls[kind] = self._calls.get(kind, 0) + 1
+        if self._recorder is None:
+            self._recorder = CudaGraphs(self.device)
+        return calls > WARM_UPS
 
     def _prepare(
         self,
@@ -168,7 +187,7 @@ class UpdateRunner:
             optimizer.prepare()
         fixed: list[Any] = [*(optimizer.fixed() for optimizer in self._optimizers), *map(Same, generators), sources]
         if fixed != self._fixed:
-            self._recordings, self._calls, self._fixed = {}, {}, fixed
+            self._recordings, self._calls, self._fixed, self._latest = {}, {}, fixed, None
 
     def _record(
         self,
@@ -200,7 +219,7 @@ class UpdateRunner:
     def go_on_eagerly(self, reason: str) -> None:
         """Record nothing from now on, and say why: a sentence without its full stop."""
         self.why_eager = reason
-        self._recordings, self._calls = {}, {}
+        self._recordings, self._calls, self._latest = {}, {}, None
         if self.execution == "graph" or self.verbose >= 1:
             print(f"Making gradient updates without a CUDA graph, which is slower: {reason}")
 

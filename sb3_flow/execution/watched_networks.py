@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch as th
 from torch import nn
 
-from sb3_flow.execution.settings import PLAIN, plain
+from sb3_flow.execution.settings import Remembered, plain
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -35,7 +36,8 @@ class WatchedNetworks:
         self._trained = [part for part in self._tensors if isinstance(part, nn.Parameter)]
         self._hooks = [getattr(module, name) for module in modules for name in HOOKS]
         found = [(vars(module), name) for module in modules for name in vars(module)]
-        self._settings = [(known, name) for known, name in found if known[name] is None or plain(known[name]) is not None]
+        self._places = [(known, name) for known, name in found if known[name] is None or plain(known[name]) is not None]
+        self._settings = Remembered()
 
     def _present(self) -> list[Any]:
         return list(chain.from_iterable(part.values() for part in self._dictionaries))
@@ -48,16 +50,19 @@ class WatchedNetworks:
         """
         present = self._present()
         return (
-            list(map(id, networks)) == list(map(id, self._networks))
-            and list(map(id, present)) == list(map(id, self._parts))
+            len(networks) == len(self._networks)
+            and all(map(is_, networks, self._networks))
+            and len(present) == len(self._parts)
+            and all(map(is_, present, self._parts))
             and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
         )
 
     def settings(self) -> tuple[Any, ...]:
-        """Give numbers, flags and texts of all modules, and which parameters get gradients."""
-        found = [known.get(name) for known, name in self._settings]
-        settings = [value if type(value) in PLAIN else plain(value) for value in found]
-        return (*settings, *(parameter.requires_grad for parameter in self._trained))
+        """Give numbers, flags and texts of all modules, and which parameters get gradients; see ``WatchedSettings``."""
+        found = [known.get(name) for known, name in self._places]
+        found += [parameter.requires_grad for parameter in self._trained]
+        settings: tuple[Any, ...] = self._settings.of(found, lambda: tuple(map(plain, found)))
+        return settings
 
     @property
     def has_hooks(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch as th
 
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
-from sb3_flow.execution import Execution, UpdateRunner, networks_of, settings_of
+from sb3_flow.execution import Execution, UpdateRunner
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
 
 
@@ -42,14 +42,13 @@ class RecordedUpdates(OfflinePhase):
             metrics = self.update(batch, self.random_streams["update"])
             return {name: metric.detach() for name, metric in metrics.items()}
 
-        settings = dict(settings_of(self, self.policy))
-        kind = {**settings, "size of the batch": batch_size, "branch of `update`": self.kind_of_update()}
+        kind = {"size of the batch": batch_size, "branch of `update`": self.kind_of_update()}
         generators = [self.random_streams["update"]]
         if key is not None:
             generators.append(self.random_streams["windows"])
         metrics: dict[str, th.Tensor] = self._runner(
             *(update, inputs, kind, self.optimizers, generators, self._remember_streams),
-            networks=networks_of(self),
+            model=self,
             sources=key,
         )
         return metrics

@@ -1,12 +1,13 @@
 """Gradient steps of the on-policy algorithms on the torch backend, recorded and replayed where that is possible."""
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch as th
 
 from sb3_flow.common.nests import map_tensors
 from sb3_flow.common.ranks import n_ranks
-from sb3_flow.execution import Execution, UpdateRunner, networks_of, settings_of
+from sb3_flow.execution import Execution, UpdateRunner
 from sb3_flow.on_policy.gradient_steps import FlatAdam
 from sb3_flow.on_policy.minibatches import Minibatch
 
@@ -67,7 +68,7 @@ class RecordedSteps:
             steps.step(loss)
             return metrics
 
-        kind = {**dict(settings_of(model, model.policy)), "clip ranges": tuple(ranges)}
+        kind: dict[str, Hashable] = {"clip ranges": tuple(ranges)}
         inputs = (minibatch.data, minibatch.proximal_log_prob, ranges)
-        found: dict[str, th.Tensor] = self.runner(*(take, inputs, kind, [model.policy.optimizer]), networks=networks_of(model))
+        found: dict[str, th.Tensor] = self.runner(*(take, inputs, kind, [model.policy.optimizer]), model=model)
         return map_tensors(th.clone, found)  # type: ignore[no-any-return]
