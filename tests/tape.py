@@ -59,7 +59,7 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         check(function, args, kwargs)
         inputs = tensors_in((args, kwargs))
-        if function._schema.is_mutable:
+        if function._schema.is_mutable or function.overloadpacket == aten.native_batch_norm:  # whose schema does not say so
             for tensor in inputs:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.made and storage._cdata not in self.before:
@@ -97,7 +97,7 @@ class Tape:
 
     def record(self, function, generators):
         self.log.append("record")
-        states = [(generator, generator.get_state()) for generator in generators]
+        states = [(generator, generator.get_state()) for generator in (th.default_generator, *generators)]
         mode = _Recording()
         try:
             with mode:
@@ -136,3 +136,16 @@ def spoil(mode):
     for tensor in mode.made.values():
         if tensor.is_floating_point():
             tensor.detach().fill_(float("nan"))
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuse tensors on other devices than the model's, and what a graph cannot hold."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        check(function, args, kwargs)
+        result = function(*args, **kwargs)
+        for tensor in tensors_in((args, kwargs, result)):
+            if tensor.device.type != "meta":
+                raise NotRecordable(f"{function} has a tensor on {tensor.device}, of the shape {tuple(tensor.shape)}")
+        return result

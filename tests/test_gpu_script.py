@@ -25,7 +25,15 @@ def test_every_part_but_the_long_ones(tmp_path):
     assert [line[3:] for line in report.splitlines() if line.startswith("## ")] == parts
     assert "ended with" not in report and "Traceback" not in report, report
     assert "a dry run on the CPU: figures below mean nothing" in report
-    for found in ("full  QAM", "small RLPD", "left out: no checkout was given", "ratio", "storage=cpu", "another seed"):
+    for found in (
+        "full  QAM",
+        "small RLPD",
+        "left out: no checkout was given",
+        "ratio",
+        "storage=cpu",
+        "another seed",
+        "the next model: recorded",
+    ):
         assert found in report, report
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_flow import PPO
+from sb3_flow import PPO, AsyncPPO
 from sb3_flow.execution import UpdateRunner, update_runner
 from sb3_flow.on_policy import policy_gradient, recorded_steps
 from sb3_flow.on_policy.reference import make_reference
@@ -16,6 +16,7 @@ from tests.tape import Tape
 from tests.tasks import PointEnv, collect
 from tests.test_dataset_shards import rotating, write_files
 from tests.test_update_runner import RATE, assert_same, build, pair, recorded
+from tests.torch_cartpole import TorchCartPole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*trajectories of arrays are shorter")
 
@@ -189,3 +190,17 @@ def test_ranks_exchange_the_gradients_of_every_minibatch(monkeypatch):
     monkeypatch.setattr(recorded_steps, "n_ranks", lambda: 2)
     model.learn(64)
     assert len(exchanged) == 64 // 8 and model.recorded_steps.runner.why_eager == "several ranks exchange gradients"
+
+
+def test_counters_are_no_settings():
+    """Of rollouts from processes, and from environments whose observations are tensors, each of them elsewhere."""
+    small = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu", "backend": "torch"}
+    small["policy_kwargs"] = {"optimizer_kwargs": {"fused": True}}
+    for model in (
+        AsyncPPO("MlpPolicy", "CartPole-v1", mode="sync", **small),
+        PPO("MlpPolicy", TorchCartPole(2, "cpu"), **small),
+    ):
+        tape = Tape()
+        model.recorded_steps.runner = UpdateRunner("graph", model.device, recorder=tape)
+        model.learn(8 * model.n_envs * model.n_steps)
+        assert tape.log.count("record") == 1 and tape.log.count("warm up") == update_runner.WARM_UPS

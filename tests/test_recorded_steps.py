@@ -8,9 +8,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
 
 from sb3_flow import GRPO, GSPO, PPO, MaskablePPO, RecurrentPPO
+from sb3_flow.common.nests import map_tensors
 from sb3_flow.execution import UpdateRunner
 from sb3_flow.execution.update_runner import WARM_UPS
-from tests.tape import Tape
+from sb3_flow.on_policy.gradient_steps import in_place_activations, unchecked_distributions
+from sb3_flow.on_policy.minibatches import Minibatch
+from tests.tape import OneDevice, Tape
 from tests.tasks import PointEnv
 
 EXACT = 2.0**-9
@@ -105,6 +108,26 @@ def test_steps_that_are_not_recorded(case):
     eager, graph = (learned(algorithm, env, [128], each, **given) for each in (None, tape))
     assert_same(eager, graph)
     assert reason in graph.recorded_steps.runner.why_eager and tape.log == []
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size", "ignore:.*episodes were cut")
+def test_a_step_looks_at_no_number_and_has_all_its_tensors_on_the_device(case):
+    """On the device "meta", whose tensors have shapes and no numbers: shapes alone lead through the loss and its gradients."""
+    algorithm, env, given = CASES[case]
+    model = learned(algorithm, env, [64], **given)
+    minibatch = next(model.rollout_buffer.minibatches(model.batch_size))
+    device = th.device("meta")
+    data, proximal = map_tensors(lambda tensor: tensor.to(device), (minibatch.data, minibatch.proximal_log_prob))
+    ranges = {
+        name: None if value is None else th.full((), value, device=device) for name, value in model._clip_ranges().items()
+    }
+    for policy in filter(None, (model.policy, model.reference)):
+        policy.to(device)
+    with unchecked_distributions(), in_place_activations(model.policy), OneDevice():
+        loss, metrics = model.loss(Minibatch(data=data, proximal_log_prob=proximal), **ranges)
+        loss.backward()
+    assert {metric.device.type for metric in metrics.values()} == {"meta"}
 
 
 def test_a_coefficient_may_change(tmp_path):

@@ -5,7 +5,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch as th
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sb3_flow import RQL
 from sb3_flow.data import residence
@@ -13,7 +12,7 @@ from sb3_flow.execution import UpdateRunner
 from sb3_flow.execution.update_runner import MOST_KINDS, MOST_RECORDINGS, WARM_UPS
 from sb3_flow.offline_to_online import random_streams
 from tests.flow_variants import VARIANTS
-from tests.tape import NotRecordable, Tape, check, tensors_in
+from tests.tape import NotRecordable, OneDevice, Tape
 from tests.tasks import PointEnv, collect
 
 RATE = 2.0**-11
@@ -262,19 +261,6 @@ class OnTheHost:
 
     def __new__(cls, device=None):
         return GENERATOR()
-
-
-class OneDevice(TorchDispatchMode):
-    """Refuse tensors on other devices than the model's, and what a graph cannot hold."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        check(function, args, kwargs)
-        result = function(*args, **kwargs)
-        for tensor in tensors_in((args, kwargs, result)):
-            if tensor.device.type != "meta":
-                raise NotRecordable(f"{function} has a tensor on {tensor.device}, of the shape {tuple(tensor.shape)}")
-        return result
 
 
 def without_data(variant, data):

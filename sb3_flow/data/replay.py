@@ -325,8 +325,8 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         alone = self.offline_only or self.trajectories.clock == 0
         if not alone or self.n_offline == 0 or self.device != self.storage_device:
             return None
-        if env is not None and (env.norm_obs or env.norm_reward):
-            return None  # statistics may change
+        if env is not None and (type(env) is not VecNormalize or env.norm_obs or env.norm_reward):
+            return None  # statistics may change, and a class of the user's may do anything
         self._sources()
         self._window_shapes()
         return self._version, self.trajectories.clock, self.horizon_length, self.sampling, self.window_rule

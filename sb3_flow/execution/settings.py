@@ -13,7 +13,7 @@ COUNTERS = frozenset(
         *("num_timesteps", "start_time", "offline_updates", "anchored_at"),
         *("_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining"),
         *("_total_timesteps", "_num_timesteps_at_start", "_stopped_offline", "_had_dataset"),
-        *("_last_obs", "_last_original_obs", "_last_episode_starts"),
+        *("_last_obs", "_last_original_obs", "_last_episode_starts", "policy_version", "dropped_rollouts"),
     }
 )
 """Attributes of SB3 and of this package that change as training goes on, and that no update reads."""

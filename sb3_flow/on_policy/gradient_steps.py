@@ -125,7 +125,8 @@ class FlatAdam:
         """
         if not self.flat:
             self._take()
-        self.keep, self.broken = not single or not self.group["lr"] < LARGEST_RATE, False
+        # of other steps everything is kept, and their rate may be a tensor on a device, for which a comparison would wait
+        self.keep, self.broken = not (single and self.flat and self.group["lr"] < LARGEST_RATE), False
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
         self.before = None if self.flat else self._copies()
         self.begun: list[int] = []  # pieces whose present moments are in the spare memory
@@ -265,7 +266,8 @@ class FlatAdam:
                 parts.append(th.cat(self.rows, out=self.scratch[: sum(self.sizes)]))
             if all(math.isfinite(part.sum()) for part in parts):
                 return True
-        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)  # a sum may overflow
+        # a sum may overflow; one answer for all parameters, since a GPU is waited for with each
+        return bool(th.stack([parameter.isfinite().all() for parameter in self.parameters]).all())
 
     @th.no_grad()
     def _leave(self) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 PARTS = {
     "machine": 30,
     "equality": 120,
+    "recordings": 40,
     "rates": 240,
     "jax": 120,
     "ppo": 120,

@@ -73,6 +73,45 @@ def equality(setting: Setting) -> None:
         print(f"{name:16} {difference(graph, eager):.1e}  {difference(resumed, graph):.1e}  streams alike: {alike}  {said}")
 
 
+class Looks(sb3_flow.RQL):
+    """An algorithm whose update cannot be recorded."""
+
+    def update(self, batch: Any, generator: th.Generator) -> dict[str, th.Tensor]:
+        metrics = super().update(batch, generator)
+        return {**metrics, "seen": th.full_like(metrics["target_mean"], metrics["target_mean"].item())}
+
+
+def recordings(setting: Setting) -> None:
+    """Say whether updates are recorded again, fail to be recorded without damage, and whether PPO's steps are its steps."""
+
+    def train(model: Any) -> str:
+        model.train(10, 16)
+        return str(model._runner.why_eager or "recorded")
+
+    small: dict[str, Any] = {"policy_kwargs": {"net_arch": [8, 8]}, "batch_size": 16}
+    first, looks, last = (setting.build(kind, "graph", **small) for kind in (sb3_flow.RQL, Looks, sb3_flow.RQL))
+    print("an update:", train(first))
+    first.set_parameters(first.get_parameters())
+    print("after other parameters:", train(first))
+    print("an update that looks at its data:", train(looks))
+    if not setting.dry:
+        th.cuda.empty_cache()
+        numbers = th.rand(3, device="cuda").tolist()
+        print("afterwards: default stream", th.cuda.current_stream() == th.cuda.default_stream(), "random numbers", numbers)
+    print("the next model:", train(last), "and the first:", train(first))
+    found = []
+    for execution in ("eager", "graph"):
+        env, fused = TorchCartPole(16, setting.device), {"optimizer_kwargs": {"fused": True}}
+        given: dict[str, Any] = {"n_steps": 32, "batch_size": 64, "n_epochs": 2, "seed": 0, "policy_kwargs": fused}
+        given |= {"backend": "torch", "execution": "auto" if setting.dry else execution, "device": setting.device}
+        model = sb3_flow.PPO("MlpPolicy", env, **given)
+        if setting.dry and execution == "graph":
+            model.recorded_steps.runner = UpdateRunner("graph", model.device, recorder=Tape())
+        found.append(model.learn(4 * 16 * 32))
+    said = found[1].recorded_steps.runner.why_eager or "recorded"
+    print(f"PPO, graph and eager after 4 rollouts: {difference(*found):.1e}  {said}")
+
+
 def kernels(model: Any, updates: int, setting: Setting) -> tuple[float, float]:
     """:return: kernels of an update, and the share of the time in which the GPU runs one"""
     if setting.dry:
@@ -243,7 +282,7 @@ def packing(setting: Setting) -> None:
 
 
 def main() -> None:
-    parts = {part.__name__: part for part in (machine, equality, rates, jax, ppo, storage, precision, packing)}
+    parts = {part.__name__: part for part in (machine, equality, recordings, rates, jax, ppo, storage, precision, packing)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--seconds", type=float, default=600)
