@@ -35,16 +35,16 @@ class Minibatch:
     :param mask: True for the rows to learn from, bool ``(B,)``; None for all rows
     :param segments: the episode of each row within the minibatch, int64 ``(B,)``; None if episodes are not kept together
     :param n_segments: number of these episodes
-    :param stands_in: nothing is learned from the rows, since other ranks alone have rows for this minibatch
     :param proximal_log_prob: log-probability under the policy at the start of the update, ``(B,)``; None if it is not known
+    :param stands_in: nothing is learned from the rows, since other ranks alone have rows for this minibatch
     """
 
     data: Any
     mask: th.Tensor | None = None
     segments: th.Tensor | None = None
     n_segments: int = 0
-    stands_in: bool = False
     proximal_log_prob: th.Tensor | None = None
+    stands_in: bool = False
 
     def split(self, sizes: list[int]) -> "Iterator[Minibatch]":
         """Divide ``data`` and ``proximal_log_prob`` into parts of these sizes, as if each part had been read by itself."""
