@@ -1,7 +1,9 @@
 """What a recording takes for granted may change: the next update is what it would be without recordings."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -204,3 +206,26 @@ def test_counters_are_no_settings():
         model.recorded_steps.runner = UpdateRunner("graph", model.device, recorder=tape)
         model.learn(8 * model.n_envs * model.n_steps)
         assert tape.log.count("record") == 1 and tape.log.count("warm up") == update_runner.WARM_UPS
+
+
+@pytest.mark.parametrize("kind", ["RQL", "PPO"])
+def test_a_model_that_is_gone_leaves_its_memory(kind, data):
+    """A GPU that has no memory left does not wait for Python's collection of garbage."""
+    tape = Tape()
+    if kind == "RQL":
+        model = build("RQL", data)
+        model._runner = UpdateRunner("graph", model.device, recorder=tape)
+        model.learn_offline(data, 6, log_interval=None)
+        parts = [model, model.policy, model.replay_buffer, model._runner]
+    else:
+        model = of_ppo.learned(PPO, "CartPole-v1", [64], tape, clip_range=0.25)
+        parts = [model, model.policy, model.rollout_buffer, model.recorded_steps.runner]
+    assert "replay" in tape.log
+    seen = [weakref.ref(part) for part in parts]
+    gc.collect()
+    gc.disable()
+    try:
+        del model, parts
+        assert [part() for part in seen] == [None] * len(seen)
+    finally:
+        gc.enable()

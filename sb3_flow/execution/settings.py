@@ -32,8 +32,22 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if type(value) is tuple else None
 
 
+class Holding(dict[type, bool]):
+    """Says of a type whether :func:`plain` has something of its objects; each type is looked at once."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, (int, float, str, np.generic, th.Tensor, type(None))) or kind is tuple
+        return self[kind]
+
+
+HOLDING = Holding()
+
+
 class Remembered:
-    """A value that is made anew when one of the objects that it is made of was exchanged; to compare objects costs little."""
+    """
+    A value that is made anew when one of the objects that it is made of was exchanged; to compare objects costs little. Other
+    objects than numbers, texts and tensors are not kept: through one of them a model would keep itself and its memory alive.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
@@ -48,6 +62,7 @@ class Remembered:
         :param parts: objects that the value is made of; tensors also count as exchanged when their memory was
         :param make: makes the value
         """
+        parts = [part if HOLDING[type(part)] else type(part) for part in parts]
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         if not same or [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
             self._parts, self._value = parts, make()
