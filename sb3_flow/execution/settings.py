@@ -1,7 +1,7 @@
 """What a recorded update holds as numbers: the plain attributes of a model and its policy."""
 
 from collections.abc import Callable
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,9 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if type(value) is tuple else None
 
 
-class Holding(dict[type, bool]):
-    """Says of a type whether :func:`plain` has something of its objects; each type is looked at once."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = issubclass(kind, (int, float, str, np.generic, th.Tensor, type(None))) or kind is tuple
-        return self[kind]
-
-
-HOLDING = Holding()
+def holds(kind: type) -> bool:
+    """Say whether :func:`plain` has something of an object of this type."""
+    return kind is tuple or issubclass(kind, (int, float, str, np.generic, th.Tensor, type(None)))
 
 
 class Remembered:
@@ -50,7 +44,9 @@ class Remembered:
     """
 
     def __init__(self) -> None:
-        self._parts: list[Any] = []
+        self._types: list[type] = []
+        self._pick: Callable[[list[Any]], tuple[Any, ...]] = tuple
+        self._held: tuple[Any, ...] = ()
         self._tensors: list[th.Tensor] = []
         self._addresses: list[int] = []
         self._value: Any = None
@@ -62,12 +58,15 @@ class Remembered:
         :param parts: objects that the value is made of; tensors also count as exchanged when their memory was
         :param make: makes the value
         """
-        parts = [part if HOLDING[type(part)] else type(part) for part in parts]
-        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
+        parts = [None, None, *parts]  # `itemgetter` of less than two places gives no tuple
+        types = list(map(type, parts))
+        same = types == self._types and all(map(is_, self._pick(parts), self._held))
         if not same or [tensor.data_ptr() for tensor in self._tensors] != self._addresses:
-            self._parts, self._value = parts, make()
-            nested = [value for part in parts if type(part) is tuple for value in part]
-            self._tensors = [part for part in (*parts, *nested) if isinstance(part, th.Tensor)]
+            self._types, self._value = types, make()
+            self._pick = itemgetter(*(place for place, kind in enumerate(types) if holds(kind)))
+            self._held = self._pick(parts)
+            nested = [value for part in self._held if type(part) is tuple for value in part]
+            self._tensors = [part for part in (*self._held, *nested) if isinstance(part, th.Tensor)]
             self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         return self._value
 
