@@ -289,6 +289,13 @@ def flat(prefix: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield prefix, np.asarray(value, dtype=np.float64)
 
 
+def printable(space: spaces.Space) -> spaces.Space:
+    """:return: the same space, made anew: one version of Gymnasium cannot print a Box that another version pickled"""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: printable(part) for key, part in space.items()})
+    return spaces.Box(space.low, space.high, space.shape, space.dtype.type) if isinstance(space, spaces.Box) else space
+
+
 def settings(model: Any) -> dict[str, str]:
     """:return: arguments of the constructor that the model keeps as attributes, and what else must be as it was, as text"""
     names = {"num_timesteps", "offline_updates", "n_envs", "chosen_backend", "noise_seed", "policy_version", "action_space"}
@@ -305,6 +312,8 @@ def settings(model: Any) -> dict[str, str]:
             value = getattr(value, part, None)
         if isinstance(value, nn.Module):
             continue
+        if isinstance(value, spaces.Space):
+            value = printable(value)
         if callable(value) and not isinstance(value, type):
             value = [value(progress) for progress in (1.0, 0.5, 0.0)]
         # an object's address, and the module of a class, are no setting
