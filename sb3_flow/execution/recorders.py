@@ -96,7 +96,7 @@ def _mended(pool: Any) -> Iterator[None]:
         with th.cuda.stream(th.cuda.current_stream()):
             yield
     except BaseException:
-        with suppress(RuntimeError):  # the recording had ended, and its error came from Python
+        with suppress(RuntimeError, AttributeError):  # the recording had ended, and its error came from Python; older torch
             th.cuda.memory._cuda_endAllocateToPool(index, pool)  # type: ignore[attr-defined]
             th.cuda.memory._cuda_releasePool(index, pool)  # type: ignore[attr-defined]
         try:
