@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import VecNormalize
@@ -83,7 +84,7 @@ def _program(policy: Any, env: VecNormalize | None, keyed: bool) -> Program:
                 'export the policy with "sample", "zero" or "best_of_n" (`model.set_acting_mode`).'
             )
         return Chunks(policy, env, keyed)
-    if not isinstance(policy, ActorCriticPolicy):
+    if not isinstance(policy, ActorCriticPolicy | MaskableActorCriticPolicy):
         raise TypeError(
             "`model` must be an algorithm of this package, SB3's PPO or A2C, or one of their policies, but "
             f"{type(policy).__name__} was given."
@@ -92,7 +93,7 @@ def _program(policy: Any, env: VecNormalize | None, keyed: bool) -> Program:
         raise ValueError(f'`noise="keyed"` is for policies that act from noise, but {type(policy).__name__} does not.')
     if hasattr(policy, "lstm_actor"):
         return RecurrentActions(policy, env)
-    if "action_masks" in policy.get_distribution.__code__.co_varnames:
+    if isinstance(policy, MaskableActorCriticPolicy):
         return MaskedActions(policy, env)
     return Actions(policy, env)
 
