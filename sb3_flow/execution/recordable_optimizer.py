@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch as th
 
-PLAIN = (bool, int, float, str, type(None))
+from sb3_flow.execution.settings import PLAIN
 
 
 class Rate(NamedTuple):
@@ -70,7 +70,7 @@ class RecordableOptimizer:
     def fixed(self) -> tuple[Any, ...]:
         """Give what a recording takes for granted: the addresses of parameters, the object of the state, the options."""
         options = tuple(
-            value if isinstance(value, PLAIN) else repr(value)
+            value if type(value) in PLAIN else repr(value)
             for group in self.optimizer.param_groups
             for name, value in group.items()
             if name not in ("params", "lr", "initial_lr")

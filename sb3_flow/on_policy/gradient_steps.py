@@ -11,9 +11,9 @@ import torch as th
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch.distributions import Distribution
 
+from sb3_flow.execution.watched_networks import HOOKS
 from sb3_flow.on_policy.flat_parameters import own_tensors
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 IN_PLACE: dict[type[th.nn.Module], Any] = {th.nn.Tanh: th.tanh_, th.nn.ReLU: th.relu_}
 
