@@ -1,0 +1,109 @@
+"""The connection to the Hub: the library behind it, its errors in a sentence, and the user's word that files are trusted."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TRUST = "TRUST_REMOTE_CODE"
+"""The environment variable of huggingface_sb3, with which a user says that files may run code."""
+YES = ("1", "on", "t", "true", "y", "yes")
+
+
+def hub_library() -> Any:
+    """
+    Import ``huggingface_hub``.
+
+    :raises ImportError: naming the extra that installs it
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError(f"The Hub needs the package huggingface_hub: pip install 'sb3-flow[hub]' ({error})") from error
+    return huggingface_hub
+
+
+def check_trusted(repo_id: str) -> None:
+    """
+    Refuse to load files from the Hub, which can run any code, unless the user has said that they are trusted.
+
+    :param repo_id: the repository, for the message
+    :raises ValueError: without the environment variable
+    """
+    if os.environ.get(TRUST, "").lower() not in YES:
+        raise ValueError(
+            f"A model from the Hub is loaded by `pickle`, which runs any code that the file holds. If you trust whoever can "
+            f"write to {repo_id}, set the environment variable `{TRUST}` to `True`."
+        )
+
+
+@contextmanager
+def explained(repo_id: str) -> Iterator[None]:
+    """
+    Turn an error of the Hub or of the network into a sentence.
+
+    :param repo_id: the repository that is spoken to
+    :raises OSError: PermissionError, FileNotFoundError or ConnectionError
+    """
+    errors = hub_library().errors
+    try:
+        yield
+    except errors.LocalTokenNotFoundError as error:
+        raise _no_token(repo_id, "no token was found") from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"{repo_id} has no such `revision` on the Hub.") from error
+    except errors.HfHubHTTPError.__bases__ as error:  # also of the HTTP client, whichever the library uses
+        answer = getattr(error, "response", None)
+        status = getattr(answer, "status_code", None)
+        missing = isinstance(error, errors.RepositoryNotFoundError)
+        if status == 403 or (status == 401 and not missing):
+            raise _no_token(repo_id, f"the Hub refused the token, status {status}") from error
+        if missing:
+            raise FileNotFoundError(
+                f"There is no {repo_id} on the Hub, or it is private and your token may not read it: log in by "
+                "`hf auth login`, or set HF_TOKEN."
+            ) from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConnectionError(f"The Hub did not answer as expected about {repo_id}: {first}") from error
+
+
+def _no_token(repo_id: str, reason: str) -> PermissionError:
+    return PermissionError(
+        f"To write to {repo_id} you need a token with that right, but {reason}: log in by `hf auth login`, set HF_TOKEN, or "
+        "give `token`."
+    )
+
+
+class Repository:
+    """
+    A repository as it is now: all files that are downloaded belong to the same commit.
+
+    :param repo_id: name of the user or organization, a slash, and a name
+    :param revision: a branch, tag or commit (default: the newest commit of the main branch)
+    :param token: of the Hub, for a private repository (default: the token that the machine is logged in with)
+    :raises ValueError: unless the user has said that the files are trusted
+    :raises OSError: if the Hub does not answer, or has no such repository
+    """
+
+    def __init__(self, repo_id: str, revision: str | None = None, token: str | None = None) -> None:
+        check_trusted(repo_id)
+        self.repo_id, self.token = repo_id, token
+        with explained(repo_id):
+            info = hub_library().HfApi(token=token).model_info(repo_id, revision=revision)
+        self.commit, self.names = str(info.sha), [file.rfilename for file in info.siblings or ()]
+
+    def download(self, name: str) -> Path:
+        """
+        Download a file into the Hub's cache, unless it is there. A file in the cache is whole.
+
+        :param name: of the file
+        :return: path of the file
+        :raises FileNotFoundError: if the repository has no such file
+        :raises OSError: if the connection breaks off
+        """
+        if name not in self.names:
+            raise FileNotFoundError(f"{self.repo_id} has no file {name!r}; it has {', '.join(sorted(self.names)) or 'none'}.")
+        with explained(self.repo_id):
+            path = hub_library().hf_hub_download(self.repo_id, name, revision=self.commit, token=self.token)
+        return Path(path)
