@@ -46,24 +46,30 @@ def rql():
 
 MODELS = {
     "RQL": (rql, PointEnv),
-    "FMQ": (lambda: FMQ("MlpPolicy", PointEnv(), **SMALL).learn_offline(collect(PointEnv()), 2), PointEnv),
+    "FMQ": (
+        lambda: FMQ("MlpPolicy", PointEnv(), policy_kwargs={"net_arch": [8]}, seed=0).learn_offline(collect(PointEnv()), 2),
+        PointEnv,
+    ),
     "PPO": (lambda: PPO("MlpPolicy", normalized(), **ON_POLICY).learn(32), lambda: gym.make("Pendulum-v1")),
     "GRPO": (
-        lambda: GRPO("MlpPolicy", DummyVecEnv([PointEnv] * 4), group_size=2, group_by="none", **ON_POLICY).learn(64),
-        PointEnv,
+        lambda: GRPO("MlpPolicy", DummyVecEnv([PointEnv] * 2), group_by="none", **{**ON_POLICY, "n_steps": 20}).learn(64),
+        lambda: DummyVecEnv([PointEnv] * 2),
     ),
     "RecurrentPPO": (lambda: RecurrentPPO("MlpLstmPolicy", PointEnv(), **ON_POLICY).learn(16), PointEnv),
     "MaskablePPO": (
-        lambda: MaskablePPO("MlpPolicy", InvalidActionEnvDiscrete(dim=8), **ON_POLICY).learn(16),
-        lambda: InvalidActionEnvDiscrete(dim=8),
+        lambda: MaskablePPO("MlpPolicy", InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **ON_POLICY).learn(16),
+        lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3),
     ),
 }
 
 
 def decisions(model, env, steps=6):
     """Actions on the way through an environment, with the state of chunks and recurrent networks."""
-    vec_env, found, state, starts = env, [], None, np.ones(1, dtype=bool)
+    vec_env, found, state, starts = env, [], None, np.ones(env.num_envs, dtype=bool)
     vec_env.seed(3)
+    np.random.seed(3)  # the environment with masks draws from NumPy's global generator, and from its space
+    for one in vec_env.unwrapped.envs:
+        one.unwrapped.action_space.seed(3)
     observation = vec_env.reset()
     for _ in range(steps):
         masks = {"action_masks": np.stack(vec_env.env_method("action_masks"))} if isinstance(model, MaskablePPO) else {}
@@ -150,7 +156,7 @@ def test_a_model_of_sb3(hub):
     model = SAC("MlpPolicy", PointEnv(), buffer_size=50, device="cpu")
     push_to_hub(model, REPO, PointEnv(), **QUIET)
     head, body = card(hub)
-    assert "1. Not trained." in body and "{'buffer_size': 50}" in body and "offline-reinforcement-learning" not in head["tags"]
+    assert "1. Not trained." in body and "'buffer_size': 50" in body and "offline-reinforcement-learning" not in head["tags"]
     assert "from stable_baselines3 import SAC" in body
     loaded = load_from_hub(REPO, SAC, env=PointEnv())
     np.testing.assert_array_equal(*(one.predict(np.ones(2), deterministic=True)[0] for one in (model, loaded)))
@@ -190,7 +196,7 @@ def test_a_video_where_the_environment_renders(hub, monkeypatch):
 def test_successes_are_counted(hub):
     class Succeeding(PointEnv):
         def step(self, action):
-            *rest, info = super().step(action)
+            *rest, _ = super().step(action)
             return *rest, {"is_success": True}
 
     push_to_hub(PPO("MlpPolicy", Succeeding(), **ON_POLICY), REPO, Succeeding(), **QUIET)
@@ -207,7 +213,7 @@ def test_masks_are_kept_in_the_evaluation(hub, monkeypatch):
         predict(self, *args, action_masks=action_masks, **kwargs),
     )[1]
     monkeypatch.setattr(MaskablePPO, "predict", note)
-    push_to_hub(model, REPO, InvalidActionEnvDiscrete(dim=8), **QUIET)
+    push_to_hub(model, REPO, InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **QUIET)
     assert masks and all(mask is not None and not mask.all() for mask in masks)
 
 

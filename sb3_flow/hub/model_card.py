@@ -31,7 +31,7 @@ def model_card(repo_id: str, made: dict[str, Any], results: dict[str, Any], load
         parts.append(f"with the hyperparameters\n\n```python\n{pformat(made['config'], sort_dicts=False)}\n```")
     else:
         parts.append(
-            f"Policy `{made['policy']}`; arguments other than the default:\n\n"
+            f"Policy `{made['policy']}`; arguments that differ from the default:\n\n"
             f"```python\n{pformat(made['changed'], sort_dicts=False)}\n```"
         )
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
