@@ -25,11 +25,14 @@ class Hub:
 
     :ivar repositories: commits of each, the newest last; a commit is a number of 40 digits and files by name
     :ivar asked: method and path of each request
+    :ivar forbidden: the token may not write
+    :ivar gated: nobody may read
     :ivar breaks_off: the connection ends in the middle of a file of this name, or (``"commit"``) of the answer to a commit
     """
 
     def __init__(self):
-        self.repositories, self.asked, self.breaks_off, self.forbidden = {}, [], None, False
+        self.repositories, self.asked, self.breaks_off = {}, [], None
+        self.forbidden = self.gated = False
 
     def files(self, repo_id):
         return self.repositories[repo_id][-1][1]
@@ -142,6 +145,9 @@ class Answers(BaseHTTPRequestHandler):
         repo_id, revision = wanted or (file[1], file[2]) if wanted or file else ("", "")
         if repo_id not in self.hub.repositories:
             self.refuse(401 if "Authorization" not in self.headers else 404, "RepoNotFound")
+            return
+        if self.hub.gated:
+            self.refuse(403, "GatedRepo")
             return
         commits = self.hub.repositories[repo_id]
         at = [commit for commit in commits if revision in (commit[0], "main")]

@@ -314,6 +314,13 @@ def quickly(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
 
 
+def test_a_gated_repository(hub):
+    pushed_ppo(hub)
+    hub.gated = True
+    with pytest.raises(PermissionError, match="refused the token for me/a-model, status 403"):
+        load_from_hub(REPO, PPO)
+
+
 class Unplayed(PointEnv):
     def reset(self, **_):
         raise AssertionError("no episode should be played")
@@ -321,7 +328,7 @@ class Unplayed(PointEnv):
 
 def test_without_a_token(hub, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(PermissionError, match=r"write to me/a-model.*no token was found.*hf auth login.*HF_TOKEN"):
+    with pytest.raises(PermissionError, match=r"me/a-model needs a token, but none was found: .*hf auth login.*HF_TOKEN"):
         push_to_hub(rql(), REPO, Unplayed())
     assert hub.repositories == {}
     push_to_hub(rql(), REPO, PointEnv(), token=TOKEN, **QUIET)
@@ -329,10 +336,10 @@ def test_without_a_token(hub, monkeypatch):
 
 
 def test_with_a_wrong_token(hub, monkeypatch):
-    with pytest.raises(PermissionError, match="the Hub refused the token, status 401"):
+    with pytest.raises(PermissionError, match="The Hub refused the token for me/a-model, status 401.*hf auth login"):
         push_to_hub(rql(), REPO, Unplayed(), token="hf_wrong")
     hub.forbidden = True  # a token that may read
-    with pytest.raises(PermissionError, match="the Hub refused the token, status 403"):
+    with pytest.raises(PermissionError, match="The Hub refused the token for me/a-model, status 403"):
         pushed_ppo(hub)
     assert hub.repositories == {}
 

@@ -218,7 +218,7 @@ def test_mistakes(logs, hub, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     pushed = ["push_to_hub", "--algo", "flow_ppo", *which]
     pushed[pushed.index("-f") + 1] = logs
-    assert "no token was found" in mistake(*pushed)
+    assert "needs a token, but none was found" in mistake(*pushed)
     pushed[pushed.index("-f") + 1] = tmp_path
     assert "flow_ppo/CartPole-v1_0" in mistake(*pushed) or "not found" in mistake(*pushed)
 

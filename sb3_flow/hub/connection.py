@@ -8,6 +8,7 @@ from typing import Any
 
 TRUST = "TRUST_REMOTE_CODE"
 """The environment variable of huggingface_sb3, with which a user says that files may run code."""
+LOGIN = "log in by `hf auth login`, set HF_TOKEN, or give `token`"
 YES = ("1", "on", "t", "true", "y", "yes")
 
 
@@ -50,29 +51,22 @@ def explained(repo_id: str) -> Iterator[None]:
     try:
         yield
     except errors.LocalTokenNotFoundError as error:
-        raise _no_token(repo_id, "no token was found") from error
+        raise PermissionError(f"{repo_id} needs a token, but none was found: {LOGIN}.") from error
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{repo_id} has no such `revision` on the Hub.") from error
     except errors.HfHubHTTPError.__bases__ as error:  # also of the HTTP client, whichever the library uses
         answer = getattr(error, "response", None)
         status = getattr(answer, "status_code", None)
-        missing = isinstance(error, errors.RepositoryNotFoundError)
-        if status == 403 or (status == 401 and not missing):
-            raise _no_token(repo_id, f"the Hub refused the token, status {status}") from error
-        if missing:
+        if isinstance(error, errors.RepositoryNotFoundError) and status != 403:
             raise FileNotFoundError(
-                f"There is no {repo_id} on the Hub, or it is private and your token may not read it: log in by "
-                "`hf auth login`, or set HF_TOKEN."
+                f"There is no {repo_id} on the Hub, or it is private and your token may not read it: {LOGIN}."
+            ) from error
+        if status in (401, 403):
+            raise PermissionError(
+                f"The Hub refused the token for {repo_id}, status {status}; pushing needs a token that may write: {LOGIN}."
             ) from error
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConnectionError(f"The Hub did not answer as expected about {repo_id}: {first}") from error
-
-
-def _no_token(repo_id: str, reason: str) -> PermissionError:
-    return PermissionError(
-        f"To write to {repo_id} you need a token with that right, but {reason}: log in by `hf auth login`, set HF_TOKEN, or "
-        "give `token`."
-    )
 
 
 class Repository:

@@ -8,9 +8,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_flow.common.checks import arguments_of
 from sb3_flow.common.saved_by import SAVED_VERSION, saved_data
@@ -53,10 +54,12 @@ def how_it_was_made(model: BaseAlgorithm, file: Path, trained_in: str | None) ->
 def env_id_of(env: VecEnv) -> str:
     """Name an environment by its id, or by its class where it has none."""
     try:
-        spec = env.get_attr("spec", 0)[0]
-        return str(spec.id if spec is not None else env.get_attr("unwrapped", 0)[0].__class__.__name__)
+        found = getattr(env.get_attr("spec", 0)[0], "id", None)
     except AttributeError:  # environments that are one object
-        return type(env.unwrapped).__name__
+        found = None
+    if found is None:
+        found = type(env.unwrapped.envs[0].unwrapped if isinstance(env.unwrapped, DummyVecEnv) else env.unwrapped).__name__
+    return str(found)
 
 
 def without_folders(text: str) -> str:
@@ -77,6 +80,8 @@ def readable(value: Any) -> Any:
         return [readable(entry) for entry in value]
     if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, th.nn.Module | BaseAlgorithm):
+        value = type(value)
     if isinstance(value, type) or inspect.isroutine(value):
         return f"{value.__module__}.{value.__qualname__}"
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:

@@ -68,9 +68,10 @@ def push_to_hub(
         folder = Path(name)
         model.save(folder / push.filename)
         normalizer, trained = model.get_vec_normalize_env(), model.get_env()
-        own = normalizer or (unwrap_vec_normalize(eval_env) if isinstance(eval_env, VecEnv) else None)
-        if own is not None:
-            own.save(str(folder / STATISTICS))
+        if normalizer is None and isinstance(eval_env, VecEnv):
+            normalizer = unwrap_vec_normalize(eval_env)
+        if normalizer is not None:
+            normalizer.save(str(folder / STATISTICS))
         made = how_it_was_made(model, folder / push.filename, None if trained is None else env_id_of(trained))
         with for_evaluation(eval_env, normalizer) as env:
             results = evaluate(model, env, env_id_of(env), n_eval_episodes, deterministic, seed)

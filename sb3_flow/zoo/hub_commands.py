@@ -56,7 +56,7 @@ def push_to_hub() -> None:
     hyperparams, statistics = get_saved_hyperparams(str(settings), test_mode=True)
     env_kwargs = {
         **(hyperparams.pop("env_kwargs", None) or {}),
-        **(trained_with["env_kwargs"] or {}),
+        **(trained_with.get("env_kwargs") or {}),
         **(args.env_kwargs or {}),
     }
     rendered = {} if args.no_render else {"render_mode": "rgb_array"}
