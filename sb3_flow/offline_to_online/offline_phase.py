@@ -86,8 +86,8 @@ class OfflinePhase(TrainsOnSeveralRanks):
         normalizer = self._vec_normalize_env
         if normalizer is not None and normalizer.training and not has_statistics(normalizer):
             dataset.fit_vec_normalize(normalizer)
-        size = f"{len(dataset)} rows in {dataset.n_trajectories} trajectories"
-        self._had_dataset, self.trained_on = True, f"{dataset.source} ({size}, mean return {dataset.behaviour_return})"
+        self._had_dataset = True
+        self.trained_on = f"{dataset.source} ({len(dataset)} rows, mean return {dataset.behaviour_return})"
         return dataset
 
     def learn_offline(
