@@ -16,7 +16,7 @@ import pytest
 from stable_baselines3 import SAC
 
 import sb3_flow
-from sb3_flow import PPO, RQL, AsyncPPO, FlowMapPolicy, OfflineDataset
+from sb3_flow import PPO, RQL, AsyncPPO, FlowMapPolicy, OfflineDataset, export
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import EnvPoolVecEnv, RayVecEnv
 from sb3_flow.hub import push_to_hub
@@ -55,6 +55,7 @@ CALLS = [
     ("envpool", "envpool", lambda: EnvPoolVecEnv("CartPole-v1", 2)),
     ("ray", "ray", lambda: RayVecEnv([lambda: gym.make("CartPole-v1")])),
     ("ray", "ray", lambda: AsyncPPO("MlpPolicy", "CartPole-v1", collectors="ray")),
+    ("onnx", "onnx", lambda: export(PPO("MlpPolicy", "CartPole-v1"), "policy.onnx")),
     ("plots", "matplotlib", lambda: learning_curves({"logs": "logs"})),
     ("plots", "tqdm", clone_with_progress_bar),
     ("hub", "huggingface.hub", lambda: push_to_hub(PPO("MlpPolicy", "CartPole-v1"), "me/ppo", gym.make("CartPole-v1"))),
