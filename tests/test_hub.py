@@ -135,7 +135,9 @@ def test_both_phases_and_the_dataset_are_named(hub):
     push_to_hub(model, REPO, PointEnv(), **QUIET)
     _, body = card(hub)
     rows = len(model.replay_buffer.offline_dataset)
-    assert re.search(rf"^1\. Offline: 3 gradient steps on arrays \({rows} rows, mean return -.*, 20 trajectories\)", body, re.M)
+    assert re.search(
+        rf"^1\. Offline: 3 gradient steps on arrays \({rows} rows, mean return -.*, 20 trajectories\)", body, re.M
+    )
     assert "2. Online: 20 environment steps in PointEnv." in body
     assert "'horizon_length': 4" in body and "'gamma'" not in body  # what is not the default
     made = json.loads(hub.files(REPO)["config.json"])
@@ -258,7 +260,7 @@ def pushed_ppo(hub, repo_id=REPO):
 
 def test_a_repository_without_an_owner_is_ones_own(hub):
     pushed_ppo(hub, "a-model")
-    assert load_from_hub(REPO, PPO).num_timesteps == 0 and '"me/a-model", PPO' in card(hub)[1]
+    assert load_from_hub(REPO, PPO).num_timesteps == 0 and '"me/a-model", PPO)' in card(hub)[1]
 
 
 ANSWERS = [None, "", "0", "False", "no", "off", "n", "f", "1", "true", "YES", "on", "y", "T", "perhaps"]

@@ -81,7 +81,11 @@ def test_the_card_of_a_run(logs, hub, capsys):
         capsys.readouterr().out
     )
     assert results["n_eval_episodes"] == 10 and results["mean_reward"] < -100 and results["seed"] == 3
-    assert "1. Online: 200 environment steps in Pendulum-v1." in body and "'normalize': True" in body
+    assert (
+        "1. Online: 200 environment steps in Pendulum-v1." in body
+        and "'normalize': True" in body
+        and "'n_timesteps': 200" in body
+    )
     command = re.search(r"^python -m sb3_flow.zoo train .*$", body, re.M)[0]
     assert "--algo rql --env Pendulum-v1 --seed 1 -n 200" in command and "normalize:True" in command
     made = json.loads(files["config.json"])

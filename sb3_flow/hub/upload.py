@@ -76,7 +76,7 @@ def push_to_hub(
         with for_evaluation(eval_env, normalizer) as env:
             results = evaluate(model, env, env_id_of(env), n_eval_episodes, deterministic, seed)
             record(model, env, video_length, deterministic, folder / "replay.mp4")
-        return push.publish(folder, made, results, in_python(push, made), commit_message, private)
+        return push.publish(folder, made, results, in_python(push, made, folder), commit_message, private)
 
 
 def evaluate(
@@ -171,12 +171,13 @@ class Push:
         return str(url)
 
 
-def in_python(push: Push, made: dict[str, Any]) -> str:
-    """Write the block of code that loads a pushed model."""
+def in_python(push: Push, made: dict[str, Any], folder: Path) -> str:
+    """Write the block of code that loads a pushed model, from the files in a folder."""
+    env = ", env=env)  # your environment" if (folder / STATISTICS).is_file() else ")"
     return (
         f"```python\nimport os\n\n{made['import']}\nfrom sb3_flow.hub import load_from_hub\n\n"
         f'os.environ["{TRUST}"] = "True"\n'
-        f'model = load_from_hub("{push.repo_id}", {made["algorithm"]}{push.not_default}, env=env)  # your environment\n```'
+        f'model = load_from_hub("{push.repo_id}", {made["algorithm"]}{push.not_default}{env}\n```'
     )
 
 

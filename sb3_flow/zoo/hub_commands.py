@@ -78,9 +78,11 @@ def push_to_hub() -> None:
         made = how_it_was_made(model, folder / name.filename, args.env.gym_id)
         made["command"] = training_command(trained_with)
         made["config"] = readable(dict(yaml.unsafe_load((settings / "config.yml").read_text())))
+        if trained_with.get("n_timesteps", -1) > 0:  # which the command has, but not the file
+            made["config"]["n_timesteps"] = trained_with["n_timesteps"]
         results = evaluate(model, env, args.env.gym_id, N_EVAL_EPISODES, deterministic, args.seed)
         record(model, env, args.n_timesteps, deterministic, folder / "replay.mp4")
-        push.publish(folder, made, results, _loading(args, push, made), args.commit_message)
+        push.publish(folder, made, results, _loading(args, push, made, folder), args.commit_message)
     eval_env.close()
 
 
@@ -163,14 +165,14 @@ def training_command(args: dict[str, Any]) -> str:
     return shlex.join(without_folders(word) for word in words)
 
 
-def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any]) -> str:
+def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any], folder: Path) -> str:
     """Write the blocks of code that load a pushed run."""
     organization, repo_name = push.repo_id.split("/")
     of_run = shlex.join(["--algo", args.algo, "--env", args.env.gym_id])
     named = "" if not push.not_default else f" -name {repo_name}"
     return (
         f"```sh\nexport {TRUST}=True\npython -m sb3_flow.zoo load_from_hub {of_run} -orga {organization}{named} -f logs\n"
-        f"python -m sb3_flow.zoo enjoy {of_run} -f logs\n```\n\n{in_python(push, made)}"
+        f"python -m sb3_flow.zoo enjoy {of_run} -f logs\n```\n\n{in_python(push, made, folder)}"
     )
 
 
