@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 import zipfile
+from pathlib import Path
 
 import gymnasium as gym
 import huggingface_hub
@@ -372,6 +373,15 @@ def test_nobody_answers(hub, monkeypatch):
     for call in (lambda: load_from_hub(REPO, PPO), lambda: push_to_hub(rql(), REPO, Unplayed())):
         with pytest.raises(ConnectionError, match="did not answer as expected about me/a-model"):
             call()
+
+
+def test_errors_of_this_machine_stay(hub, monkeypatch):
+    pushed_ppo(hub)
+    cache = Path(huggingface_hub.constants.HF_HUB_CACHE)
+    cache.write_text("a file where a folder is expected")
+    with pytest.raises(OSError) as raised:
+        load_from_hub(REPO, PPO)
+    assert raised.value.errno is not None and not isinstance(raised.value, ConnectionError)
 
 
 def test_no_such_repository_or_file(hub, monkeypatch):

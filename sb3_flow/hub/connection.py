@@ -45,7 +45,7 @@ def explained(repo_id: str) -> Iterator[None]:
     Turn an error of the Hub or of the network into a sentence.
 
     :param repo_id: the repository that is spoken to
-    :raises OSError: PermissionError, FileNotFoundError or ConnectionError
+    :raises OSError: PermissionError, FileNotFoundError or ConnectionError; errors of this machine, such as a full disk, stay
     """
     errors = hub_library().errors
     try:
@@ -55,6 +55,8 @@ def explained(repo_id: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{repo_id} has no such `revision` on the Hub.") from error
     except errors.HfHubHTTPError.__bases__ as error:  # also of the HTTP client, whichever the library uses
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+            raise  # of this machine, such as a full disk
         answer = getattr(error, "response", None)
         status = getattr(answer, "status_code", None)
         if isinstance(error, errors.RepositoryNotFoundError) and status != 403:
