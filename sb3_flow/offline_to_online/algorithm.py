@@ -286,7 +286,7 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
             raise ValueError(
                 f"`horizon_length={self.horizon_length}` needs {name}'s own TrajectoryReplayBuffer, which sums the rewards of "
                 f"a chunk itself: leave `replay_buffer_class` (given: {self.replay_buffer_class}) and `n_steps` (given: "
-                f"{self.n_steps}) at their defaults."
+                f"{self.n_steps}) at their defaults. For hindsight give `sb3_flow.HerReplayBuffer`."
             )
 
     def learn(
