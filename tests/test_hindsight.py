@@ -285,7 +285,7 @@ def test_no_hindsight_is_the_buffer_without_it():
 
 class Answers(Reach):
     def compute_reward(self, achieved, desired, infos):
-        return reward_of(achieved, desired, infos)
+        return reward_of(achieved, desired, None if isinstance(infos, dict) else infos)
 
 
 @pytest.mark.parametrize("copy_info_dict", [False, True])
@@ -508,7 +508,9 @@ def test_minari_datasets_have_goals(tmp_path, monkeypatch):
         collector.reset(seed=episode)
         for _ in range(10):
             collector.step(collector.action_space.sample())
-    made = collector.create_dataset(dataset_id="reach/random-v0", algorithm_name="random", author="", author_email="", code_permalink="")
+    made = collector.create_dataset(
+        dataset_id="reach/random-v0", algorithm_name="random", author="", author_email="", code_permalink=""
+    )
     model = model_of()
     model.learn_offline(OfflineDataset.from_minari(made), 2)
 
@@ -534,7 +536,7 @@ def test_unknown_goals_of_last_steps_are_refused():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"goal_selection_strategy": "past"}, ValueError, "`goal_selection_strategy` must be one of 'final', .*'past'"),
+        ({"goal_selection_strategy": "past"}, ValueError, "`goal_selection_strategy` must be one of 'future', .*'past'"),
         ({"goal_selection_strategy": 7}, ValueError, "`goal_selection_strategy` must be one of .* 7 was given"),
         ({"n_sampled_goal": -1}, ValueError, "`n_sampled_goal` must be at least 0, but -1"),
         ({"n_sampled_goal": 1.5}, ValueError, "`n_sampled_goal` must be a whole number, but 1.5"),

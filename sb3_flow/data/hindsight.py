@@ -19,7 +19,7 @@ from sb3_flow.data.rows import WindowSteps
 from sb3_flow.data.windows import Windows
 
 GOAL_KEYS = {"observation", "achieved_goal", "desired_goal"}
-STRATEGIES: dict[Any, GoalSelectionStrategy] = {strategy.name.lower(): strategy for strategy in GoalSelectionStrategy}
+STRATEGIES = {strategy.name.lower(): strategy for strategy in GoalSelectionStrategy}
 GoalFunction = Callable[[np.ndarray, np.ndarray, list[dict[str, Any]]], Any]
 """Takes achieved goals, desired goals and infos of n steps, and returns n values."""
 
@@ -30,8 +30,8 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
     from online steps alike. With ``horizon_length=1`` its samples are those of SB3's ``HerReplayBuffer``.
 
     In ``1 - 1 / (n_sampled_goal + 1)`` of a batch's windows the ``desired_goal`` of all observations becomes the
-    ``achieved_goal`` after one step of the same trajectory. The reward of each of the window's steps is computed anew, from the
-    ``achieved_goal`` after that step, before rewards are normalised and summed.
+    ``achieved_goal`` after one step of the same trajectory. The reward of each of the window's steps is computed anew, from
+    the ``achieved_goal`` after that step, before rewards are normalised and summed.
 
     As in SB3 the flags ``terminated`` of the stored steps stay, so that a window goes on after its new goal was reached. That
     is right where episodes do not end at the goal. Where they do, ``compute_terminated`` says which steps would have been the
@@ -87,17 +87,17 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
                 "`optimize_memory_usage=True` drops the next observations, from which HerReplayBuffer takes goals: leave it "
                 "out."
             )
-        if isinstance(goal_selection_strategy, str):
-            goal_selection_strategy = goal_selection_strategy.lower()
-        check_choice((*STRATEGIES, *STRATEGIES.values()), goal_selection_strategy=goal_selection_strategy)
-        self.goal_selection_strategy = STRATEGIES.get(goal_selection_strategy, goal_selection_strategy)
+        if not isinstance(goal_selection_strategy, GoalSelectionStrategy):
+            name = goal_selection_strategy.lower() if isinstance(goal_selection_strategy, str) else goal_selection_strategy
+            check_choice(tuple(STRATEGIES), goal_selection_strategy=name)
+            goal_selection_strategy = STRATEGIES[name]
         if not (compute_reward is None or callable(compute_reward)):
             raise TypeError(f"`compute_reward` must be a function or None, but {compute_reward!r} was given.")
         if not (isinstance(compute_terminated, bool) or callable(compute_terminated)):
             raise TypeError(f"`compute_terminated` must be a function, True or False, but {compute_terminated!r} was given.")
         self.env = env
         self.n_sampled_goal, self.her_ratio = n_sampled_goal, 1 - 1.0 / (n_sampled_goal + 1)
-        self.copy_info_dict = copy_info_dict
+        self.goal_selection_strategy, self.copy_info_dict = goal_selection_strategy, copy_info_dict
         self.compute_reward, self.compute_terminated = compute_reward, compute_terminated
         options["handle_timeout_termination"] = handle_timeout_termination
         super().__init__(buffer_size, observation_space, action_space, device, n_envs, **options)
