@@ -52,8 +52,9 @@ def wandering(episodes=200, seed=0, env=None):
     env.reset(seed=seed)
     for _ in range(episodes):
         (observation, _), done, t = env.reset(), False, 0
+        directions = rng.uniform(-1, 1, (env.length, 2))
         while not done:
-            direction = rng.uniform(-1, 1, 2) if t % 5 == 0 else direction
+            direction = directions[t // 5]
             action = np.clip(direction + 0.3 * rng.normal(size=2), -1, 1).astype(np.float32)
             successor, reward, terminated, truncated, _ = env.step(action)
             done, t = terminated or truncated, t + 1

@@ -525,7 +525,7 @@ def test_unknown_goals_of_last_steps_are_refused():
     with pytest.warns(UserWarning, match="rows are left out"):
         without = OfflineDataset.from_arrays(**arrays, **known)
     model = model_of()
-    with pytest.raises(ValueError, match="goals that were achieved by the last steps.*give `next_observations`"):
+    with pytest.raises(ValueError, match=r"goals that were achieved by the last steps.*give `next_observations`"):
         model.set_offline_dataset(without)
     assert model.replay_buffer.n_offline == 0
 
@@ -560,7 +560,7 @@ def test_wrong_arguments(options, error, message):
     ],
 )
 def test_spaces_without_goals(space):
-    with pytest.raises(ValueError, match="`observation_space` must be a Dict|must have the same shape"):
+    with pytest.raises(ValueError, match=r"`observation_space` must be a Dict|must have the same shape"):
         HerReplayBuffer(10, space, ACTIONS)
 
 
