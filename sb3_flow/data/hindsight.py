@@ -141,7 +141,6 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
 
     def set_offline(self, dataset: OfflineDataset | None) -> None:
         if dataset is not None:
-            dataset.check_spaces(self.observation_space, self.action_space)
             _check_last_goals(dataset)
         super().set_offline(dataset)
 

@@ -134,7 +134,7 @@ class StoredSteps:
             found = select(self.online.next_observations[key], online_rows)
             if offline_rows is None:
                 return found
-        assert self.offline is not None and isinstance(self.offline.observations, dict)
+        assert self.offline is not None and offline_rows is not None and isinstance(self.offline.observations, dict)
         observations = self.offline.observations[key]
 
         def beside(mask: th.Tensor) -> th.Tensor:
