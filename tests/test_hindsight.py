@@ -268,6 +268,15 @@ def test_future_reaches_from_the_first_step_to_the_last():
         assert (abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
+def test_the_dataset_and_the_environment_have_the_same_share():
+    """A batch holds the dataset's windows first."""
+    buffer = buffer_of(n_envs=1, offline_fraction=0.5)
+    Trajectories(buffer, np.random.default_rng(0), offline=6, n_steps=30)
+    goals = buffer.sample(2000).observations["desired_goal"][:, 0]
+    shares = [(part >= 0).float().mean().item() for part in (goals[:1000], goals[1000:])]
+    assert shares == pytest.approx([0.75, 0.75], abs=0.05)
+
+
 def test_windows_that_are_named_keep_their_goals():
     """``offline_windows`` is for comparisons on the same windows."""
     buffer = buffer_of()
