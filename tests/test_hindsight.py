@@ -471,6 +471,18 @@ def test_the_buffer_follows_the_models_environment():
     assert model.replay_buffer.env is model.env is other
 
 
+def test_stored_infos_are_not_the_functions_to_change():
+    def changes(achieved, desired, infos):
+        for info in infos:
+            info["bonus"] = None
+        return np.zeros(len(achieved))
+
+    buffer = buffer_of(copy_info_dict=True, compute_reward=changes)
+    Trajectories(buffer, np.random.default_rng(0), n_steps=20)
+    buffer.sample(200)
+    assert all(info["bonus"] is not None for info in buffer.infos[:20].flatten())
+
+
 def test_the_same_seed_draws_the_same_goals():
     first, second = (model_of() for _ in range(2))
     for model in (first, second):
