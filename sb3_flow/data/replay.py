@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
+from sb3_flow.common.nests import map_tensors
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.common.saved_by import SAVED_VERSION, warn_of_newer
 from sb3_flow.data.columns import expect_random_reads
@@ -279,6 +280,15 @@ class TrajectoryReplayBuffer(StepStorage):
         """Say whether there is any window yet; the first ``horizon_length`` online steps hold no window."""
         return len(self._sources()) > 0
 
+    def _filled_sources(self) -> list[Starts]:
+        sources = self._sources()
+        if not sources:
+            raise ValueError(
+                f"The replay buffer has no window of `horizon_length={self.horizon_length}` steps to sample yet: collect more "
+                "steps first (`learning_starts`) or add an offline dataset."
+            )
+        return sources
+
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
         Draw windows, on ``device``.
@@ -287,12 +297,7 @@ class TrajectoryReplayBuffer(StepStorage):
         :param env: normalise observations and rewards with these statistics, as SB3's buffers do
         :raises ValueError: if there is nothing to sample yet
         """
-        sources = self._sources()
-        if not sources:
-            raise ValueError(
-                f"The replay buffer has no window of `horizon_length={self.horizon_length}` steps to sample yet: collect more "
-                "steps first (`learning_starts`) or add an offline dataset."
-            )
+        sources = self._filled_sources()
         if len(sources) == 1:
             windows = sources[0].draw(batch_size, self.sampling, self.generator)
         else:
@@ -347,4 +352,5 @@ class TrajectoryReplayBuffer(StepStorage):
         )
         if self.device == self.storage_device:
             return data
-        return ChunkSamples(*(map_arrays(lambda value: delivered(value, self.device), value) for value in data))
+        on_device: ChunkSamples = map_tensors(lambda value: delivered(value, self.device), data)
+        return on_device

@@ -20,6 +20,8 @@ class ChunkSamples(NamedTuple):
     discounts: th.Tensor  # gamma^h, 0 where bootstrapping stops, (B, 1)
     valid: th.Tensor  # 1 where the whole window lies inside its trajectory, (B, 1)
     action_mask: th.Tensor  # 0 for the components of steps past the trajectory's end, (B, A)
+    weights: th.Tensor | None = None  # of the rows in losses of values, (B, 1); of a ``PrioritizedReplayBuffer`` alone
+    index: th.Tensor | None = None  # the windows' numbers in that buffer, (B,)
 
     @classmethod
     def from_transitions(cls, samples: ReplayBufferSamples, gamma: float) -> "ChunkSamples":

@@ -6,11 +6,12 @@ from typing import Any
 import torch as th
 
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
+from sb3_flow.data.prioritized import PrioritizedReplayBuffer
 from sb3_flow.execution import Execution, UpdateRunner
-from sb3_flow.offline_to_online.offline_phase import OfflinePhase
+from sb3_flow.offline_to_online.row_weights import WeightedRows
 
 
-class RecordedUpdates(OfflinePhase):
+class RecordedUpdates(WeightedRows):
     """Off-policy algorithm whose updates an ``UpdateRunner`` executes; with the draw of windows where that can be recorded."""
 
     execution: Execution
@@ -35,6 +36,7 @@ class RecordedUpdates(OfflinePhase):
         if isinstance(buffer, TrajectoryReplayBuffer):
             key = buffer.sampling_key(self._vec_normalize_env)
         inputs = (self._sample_windows(batch_size),) if key is None else ()
+        written = buffer.priorities_key if isinstance(buffer, PrioritizedReplayBuffer) else None
 
         def update(batch: ChunkSamples | None = None) -> dict[str, th.Tensor]:
             assert self.random_streams is not None
@@ -49,7 +51,7 @@ class RecordedUpdates(OfflinePhase):
         metrics: dict[str, th.Tensor] = self._runner(
             *(update, inputs, kind, self.optimizers, generators, self._remember_streams),
             model=self,
-            sources=key,
+            sources=written if key is None else key,
         )
         return metrics
 
