@@ -13,7 +13,7 @@ from sb3_flow.common.ranks import checksum
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.replay import VERSIONS, TrajectoryReplayBuffer
 from sb3_flow.data.residence import Storage
-from sb3_flow.data.samples import ChunkSamples
+from sb3_flow.data.samples import PrioritizedSamples
 from sb3_flow.data.sum_tree import SumTree
 from sb3_flow.data.table import Sampling
 from sb3_flow.data.trajectories import WindowRule
@@ -124,8 +124,8 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
 
     def set_offline(self, dataset: OfflineDataset | None) -> None:
         """
-        Put an offline dataset beside the online steps, see ``TrajectoryReplayBuffer.set_offline``. Its windows have the greatest
-        priority so far, or the priorities of the pickle that this buffer comes from, if it was made with the same dataset.
+        Put an offline dataset beside the online steps, see ``TrajectoryReplayBuffer.set_offline``. Its windows have the
+        greatest priority so far, or the priorities of the pickle that this buffer comes from, if that had the same dataset.
 
         :param dataset: the dataset, or ``None`` to take it away
         """
@@ -218,7 +218,7 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         n_offline, n_online = self._counts
         return self._version_of_trees, n_offline > 0, n_online > 0, self.alpha, self.eps
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> PrioritizedSamples:  # type: ignore[override]
         """
         Draw windows, on ``device``, with their weights and with their numbers for :meth:`update_priorities`.
 
@@ -236,10 +236,10 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
             share = round(self.offline_fraction * batch_size)
             parts = self._draw(share, starts), self._draw(batch_size - share, None)
             drawn = Drawn(*(th.cat(column) for column in zip(*parts, strict=True)))
-        samples = self._gather(Windows(*drawn[:4]), env)
+        windows = self._gather(Windows(*drawn[:4]), env)
         weights = drawn.relative.pow(-self._beta)
         weights = (weights / weights.amax()).float().unsqueeze(1)
-        return samples._replace(weights=weights.to(self.device), index=drawn.index.to(self.device))
+        return PrioritizedSamples(*windows, weights=weights.to(self.device), index=drawn.index.to(self.device))
 
     def _points(self, n: int, total: th.Tensor) -> th.Tensor:
         """Draw a point in each of n equal parts of [0, total], as the paper does."""

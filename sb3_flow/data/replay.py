@@ -13,7 +13,6 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checks import check_choice
-from sb3_flow.common.nests import map_tensors
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.common.saved_by import SAVED_VERSION, warn_of_newer
 from sb3_flow.data.columns import expect_random_reads
@@ -352,5 +351,4 @@ class TrajectoryReplayBuffer(StepStorage):
         )
         if self.device == self.storage_device:
             return data
-        on_device: ChunkSamples = map_tensors(lambda value: delivered(value, self.device), data)
-        return on_device
+        return ChunkSamples(*(map_arrays(lambda value: delivered(value, self.device), value) for value in data))

@@ -20,8 +20,6 @@ class ChunkSamples(NamedTuple):
     discounts: th.Tensor  # gamma^h, 0 where bootstrapping stops, (B, 1)
     valid: th.Tensor  # 1 where the whole window lies inside its trajectory, (B, 1)
     action_mask: th.Tensor  # 0 for the components of steps past the trajectory's end, (B, A)
-    weights: th.Tensor | None = None  # of the rows in losses of values, (B, 1); of a ``PrioritizedReplayBuffer`` alone
-    index: th.Tensor | None = None  # the windows' numbers in that buffer, (B,)
 
     @classmethod
     def from_transitions(cls, samples: ReplayBufferSamples, gamma: float) -> "ChunkSamples":
@@ -36,3 +34,17 @@ class ChunkSamples(NamedTuple):
             th.ones_like(samples.dones),
             th.ones_like(samples.actions),
         )
+
+
+class PrioritizedSamples(NamedTuple):
+    """A batch of a ``PrioritizedReplayBuffer``: the fields of ``ChunkSamples``, and two more."""
+
+    observations: th.Tensor | TensorDict
+    actions: th.Tensor
+    next_observations: th.Tensor | TensorDict
+    rewards: th.Tensor
+    discounts: th.Tensor
+    valid: th.Tensor
+    action_mask: th.Tensor
+    weights: th.Tensor  # w, of the rows in losses of values, (B, 1)
+    index: th.Tensor  # the windows' numbers in the buffer, (B,)

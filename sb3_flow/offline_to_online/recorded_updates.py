@@ -7,6 +7,7 @@ import torch as th
 
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
 from sb3_flow.data.prioritized import PrioritizedReplayBuffer
+from sb3_flow.data.samples import PrioritizedSamples
 from sb3_flow.execution import Execution, UpdateRunner
 from sb3_flow.offline_to_online.row_weights import WeightedRows
 
@@ -70,7 +71,8 @@ class RecordedUpdates(WeightedRows):
     def _sample_windows(self, batch_size: int) -> ChunkSamples:
         assert self.replay_buffer is not None
         samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-        return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
+        ours = isinstance(samples, ChunkSamples | PrioritizedSamples)
+        return samples if ours else ChunkSamples.from_transitions(samples, self.gamma)
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """Return the parameters of the agent, see ``BaseAlgorithm.get_parameters``; they do not depend on ``execution``."""

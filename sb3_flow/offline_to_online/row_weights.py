@@ -5,13 +5,14 @@ import torch as th
 from sb3_flow.common.ranks import rows_of_ranks
 from sb3_flow.data import ChunkSamples
 from sb3_flow.data.prioritized import PrioritizedReplayBuffer
+from sb3_flow.data.samples import PrioritizedSamples
 from sb3_flow.offline_to_online.offline_phase import OfflinePhase
 
 
 class WeightedRows(OfflinePhase):
     """Off-policy algorithm whose updates may learn from a ``PrioritizedReplayBuffer``."""
 
-    def row_weights(self, batch: ChunkSamples, values: th.Tensor, target: th.Tensor) -> th.Tensor:
+    def row_weights(self, batch: ChunkSamples | PrioritizedSamples, values: th.Tensor, target: th.Tensor) -> th.Tensor:
         """
         Give the weights of the batch's rows in the loss of the values: ``valid``, times the weights of prioritised replay,
         whose buffer is told the errors ``mean_k |y - Q_k|``. Updates call this once; losses of policies have no such weights.
@@ -20,10 +21,10 @@ class WeightedRows(OfflinePhase):
         :param target: y, shape ``(B, 1)``
         :return: shape ``(B, 1)``
         """
-        if batch.weights is None:
+        if not isinstance(batch, PrioritizedSamples):
             return batch.valid
         buffer = self.replay_buffer
-        if isinstance(buffer, PrioritizedReplayBuffer) and batch.index is not None:
+        if isinstance(buffer, PrioritizedReplayBuffer):
             errors = (target.mT - values.detach()).abs().mean(dim=0)
             of_all = (rows_of_ranks(part).flatten() for part in (batch.index, errors.float(), batch.valid[:, 0]))
             buffer.update_priorities(*of_all)
