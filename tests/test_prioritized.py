@@ -23,7 +23,7 @@ def prioritized(dataset=None, buffer_size=100, n_envs=1, **kwargs):
 
 
 def tell(buffer, samples, errors):
-    buffer.update_priorities(samples.index, th.as_tensor(errors, dtype=th.float32), samples.valid[:, 0])
+    buffer.update_priorities(samples.numbers, th.as_tensor(errors, dtype=th.float32), samples.valid[:, 0])
 
 
 def online_priorities(buffer):
@@ -141,10 +141,10 @@ def test_draws_and_weights_by_hand(fraction):
     counts, rounds = np.zeros(21), 4000
     for _ in range(rounds):
         samples = buffer.sample(16)
-        np.add.at(counts, samples.index.numpy(), 1)
+        np.add.at(counts, samples.numbers.numpy(), 1)
         if fraction is not None:
-            assert (samples.index < 9).sum() == 4
-        wanted = relative[samples.index] ** -0.5
+            assert (samples.numbers < 9).sum() == 4
+        wanted = relative[samples.numbers] ** -0.5
         assert np.allclose(samples.weights[:, 0], wanted / wanted.max(), rtol=1e-6)
     expected = 16 * rounds * shares
     # draws in equal parts spread less than independent draws, whose statistic has mean 20
@@ -153,7 +153,7 @@ def test_draws_and_weights_by_hand(fraction):
     assert ((counts - wrong) ** 2 / wrong).sum() > 1000
 
 
-def test_the_index_is_the_windows():
+def test_the_numbers_are_the_windows():
     """Errors reach the windows that were drawn, of both sources: each error here tells its window."""
     buffer = prioritized(dataset_of([5, 4, 6]), 30, 2, offline_fraction=0.5, window_rule="q_chunking", alpha=1.0)
     for clock in range(40):
@@ -168,9 +168,9 @@ def test_the_index_is_the_windows():
         tell(buffer, samples, code(samples))
     samples = buffer.sample(256)
     n_offline = buffer._offline.n
-    found = th.cat([buffer._offline.priorities, buffer._online.priorities])[samples.index]
+    found = th.cat([buffer._offline.priorities, buffer._online.priorities])[samples.numbers]
     assert th.allclose(found.float(), code(samples).float(), rtol=1e-4)
-    assert (samples.index[:128] < n_offline).all() and (samples.index[128:] >= n_offline).all()
+    assert (samples.numbers[:128] < n_offline).all() and (samples.numbers[128:] >= n_offline).all()
 
 
 def test_windows_beyond_the_end_are_drawn_as_without_priorities():
@@ -192,7 +192,7 @@ def test_beta_follows_the_progress():
     for progress, beta in ((1.0, 0.4), (0.5, 0.7), (0.0, 1.0)):
         buffer.anneal(progress)
         samples = buffer.sample(32)
-        weights = (p[samples.index] / p.mean()) ** -beta
+        weights = (p[samples.numbers] / p.mean()) ** -beta
         assert np.allclose(samples.weights[:, 0], weights / weights.max(), rtol=1e-6)
 
 
@@ -204,9 +204,9 @@ def test_with_beta_1_the_expected_loss_is_that_of_uniform_draws():
     of_weighted, of_drawn = [], []
     for _ in range(2000):
         samples = buffer.sample(32)
-        greatest = (p.mean() / p[samples.index]).max()  # by which the weights are divided
-        of_weighted.append((greatest * samples.weights[:, 0].numpy() * value[samples.index]).mean())
-        of_drawn.append(value[samples.index].mean())
+        greatest = (p.mean() / p[samples.numbers]).max()  # by which the weights are divided
+        of_weighted.append((greatest * samples.weights[:, 0].numpy() * value[samples.numbers]).mean())
+        of_drawn.append(value[samples.numbers].mean())
     assert np.mean(of_weighted) == pytest.approx(value.mean(), abs=0.02) and np.mean(of_drawn) > value.mean() + 0.1
 
 

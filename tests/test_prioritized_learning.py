@@ -143,7 +143,7 @@ def test_errors_are_means_over_the_critics(data):
     model.set_offline_dataset(data)
     batch = model.replay_buffer.sample(4)._replace(valid=th.tensor([[1.0], [1.0], [0.0], [1.0]]))
     values, target = th.tensor([[1.0, 2, 3, 4], [3.0, 2, 0, 8]]), th.tensor([[0.0], [2], [9], [5]])
-    weights = model.row_weights(batch._replace(index=th.arange(4), weights=th.full((4, 1), 0.5)), values, target)
+    weights = model.row_weights(batch._replace(numbers=th.arange(4), weights=th.full((4, 1), 0.5)), values, target)
     assert weights[:, 0].tolist() == [0.5, 0.5, 0.0, 0.5]
     assert model.replay_buffer._offline.priorities[:5].tolist() == pytest.approx([2.0, 0.0, 1.0, 2.0, 1.0], abs=2e-6)
 

@@ -206,7 +206,8 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         self._running_since.copy_(th.from_numpy(online.running_since))
 
     def _places(self, steps: "Spans") -> np.ndarray:
-        return steps.step % self.buffer_size * self.n_envs + steps.column
+        places: np.ndarray = steps.step % self.buffer_size * self.n_envs + steps.column
+        return places
 
     def sampling_key(self, env: VecNormalize | None = None) -> Hashable | None:
         key = super().sampling_key(env)
@@ -235,11 +236,11 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         else:
             share = round(self.offline_fraction * batch_size)
             parts = self._draw(share, starts), self._draw(batch_size - share, None)
-            drawn = Drawn(*(th.cat(column) for column in zip(*parts, strict=True)))
+            drawn = Drawn(*(th.cat([one, other]) for one, other in zip(*parts, strict=True)))
         windows = self._gather(Windows(*drawn[:4]), env)
         weights = drawn.relative.pow(-self._beta)
         weights = (weights / weights.amax()).float().unsqueeze(1)
-        return PrioritizedSamples(*windows, weights=weights.to(self.device), index=drawn.index.to(self.device))
+        return PrioritizedSamples(*windows, weights=weights.to(self.device), numbers=drawn.number.to(self.device))
 
     def _points(self, n: int, total: th.Tensor) -> th.Tensor:
         """Draw a point in each of n equal parts of [0, total], as the paper does."""
@@ -268,11 +269,9 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         one, other = offline.find(th.minimum(points, of_offline)), online.find((points - of_offline).clamp(min=0.0))
         places = zip(starts.by_start(one), self._online_windows(other), strict=True)
         priorities = th.where(is_offline, offline.priorities.take(one), online.priorities.take(other))
-        return Drawn(
-            *(th.where(is_offline, here, there) for here, there in places),
-            th.where(is_offline, one, other + self._n_offline_numbers),
-            priorities / (total / self._n_starts.sum()),
-        )
+        windows = Windows(*(th.where(is_offline, here, there) for here, there in places))
+        number = th.where(is_offline, one, other + self._n_offline_numbers)
+        return Drawn(*windows, number, priorities / (total / self._n_starts.sum()))
 
     def _online_windows(self, number: th.Tensor) -> Windows:
         """Find the windows that start in rows of the ring."""
@@ -288,26 +287,24 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         """Numbers of the dataset's windows; the ring's rows have the numbers after these."""
         return 0 if self._offline is None else self._offline.n
 
-    def update_priorities(self, index: th.Tensor, errors: th.Tensor, valid: th.Tensor) -> None:
+    def update_priorities(self, numbers: th.Tensor, errors: th.Tensor, valid: th.Tensor) -> None:
         """
         Give windows the priorities of their errors, in place: without waiting for the device.
 
-        :param index: numbers of the windows as :meth:`sample` has given them, shape ``(B,)``; of a window that was drawn
+        :param numbers: of the windows as :meth:`sample` has given them, shape ``(B,)``; of a window that was drawn
             several times the greatest error counts
         :param errors: delta, shape ``(B,)``; errors that are not finite count as zero
         :param valid: 0 for windows that train no value, shape ``(B,)``
         """
-        index, errors, valid = (values.to(self.storage_device) for values in (index, errors, valid))
+        numbers, errors, valid = (values.to(self.storage_device) for values in (numbers, errors, valid))
         finite = errors.double().abs().nan_to_num(nan=0.0, posinf=0.0)
         priorities = (finite + self.eps).pow(self.alpha)
-        trains = valid > 0
-        is_online = index >= self._n_offline_numbers
-        for source, tree in enumerate((self._offline, self._online)):
-            if tree is None or self._counts[source] == 0:
-                continue
-            mean = tree.total / self._n_starts[source]
-            numbers, here = (index - self._n_offline_numbers, is_online) if source == 1 else (index, ~is_online)
-            tree.change(numbers, th.where(trains, priorities, mean), here)
+        trains, is_online = valid > 0, numbers >= self._n_offline_numbers
+        in_ring = numbers - self._n_offline_numbers
+        sources = (self._offline, numbers, ~is_online), (self._online, in_ring, is_online)
+        for count, n_starts, (tree, own_numbers, own) in zip(self._counts, self._n_starts, sources, strict=True):
+            if tree is not None and count > 0:
+                tree.change(own_numbers, th.where(trains, priorities, tree.total / n_starts), own)
         self._greatest.copy_(th.maximum(self._greatest, priorities.masked_fill(~trains, 0.0).amax()))
         self.was_told = True
 
@@ -319,7 +316,7 @@ class Drawn(NamedTuple):
     trajectory: th.Tensor
     last: th.Tensor
     start: th.Tensor
-    index: th.Tensor
+    number: th.Tensor
     relative: th.Tensor
 
 

@@ -47,4 +47,4 @@ class PrioritizedSamples(NamedTuple):
     valid: th.Tensor
     action_mask: th.Tensor
     weights: th.Tensor  # w, of the rows in losses of values, (B, 1)
-    index: th.Tensor  # the windows' numbers in the buffer, (B,)
+    numbers: th.Tensor  # the windows' numbers in the buffer, (B,)

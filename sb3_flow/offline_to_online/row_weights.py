@@ -26,7 +26,7 @@ class WeightedRows(OfflinePhase):
         buffer = self.replay_buffer
         if isinstance(buffer, PrioritizedReplayBuffer):
             errors = (target.mT - values.detach()).abs().mean(dim=0)
-            of_all = (rows_of_ranks(part).flatten() for part in (batch.index, errors.float(), batch.valid[:, 0]))
+            of_all = (rows_of_ranks(part).flatten() for part in (batch.numbers, errors.float(), batch.valid[:, 0]))
             buffer.update_priorities(*of_all)
         return batch.valid * batch.weights
 

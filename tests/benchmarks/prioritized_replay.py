@@ -34,7 +34,7 @@ def given(kind: str, **kwargs: float) -> dict[str, Any]:
 class NeverTold(PrioritizedReplayBuffer):
     """A mistake: errors are taken and forgotten."""
 
-    def update_priorities(self, index: th.Tensor, errors: th.Tensor, valid: th.Tensor) -> None:
+    def update_priorities(self, numbers: th.Tensor, errors: th.Tensor, valid: th.Tensor) -> None:
         self.was_told = True
 
 
@@ -110,7 +110,7 @@ def tell_time(rows: int) -> None:
             start = time.perf_counter()
             batch = model.replay_buffer.sample(256)
             if kind == "prioritised":
-                model.replay_buffer.update_priorities(batch.index, batch.rewards[:, 0], batch.valid[:, 0])
+                model.replay_buffer.update_priorities(batch.numbers, batch.rewards[:, 0], batch.valid[:, 0])
             of_draw[kind].append(time.perf_counter() - start)
     print(f"{rows} windows, batches of 256, {th.get_num_threads()} threads; milliseconds, median")
     for kind in models:
