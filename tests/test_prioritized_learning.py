@@ -74,6 +74,17 @@ def test_a_change_is_recorded_anew(change, data):
     assert graph._runner.why_eager is None and tape.log[-1] == "replay"
 
 
+def test_a_source_that_comes_later_is_recorded_anew(data):
+    """The first updates of the online phase find windows of the dataset alone: the first online window takes six steps."""
+    eager, graph, tape = pair("FQL", data, PointEnv, horizon_length=6, learning_starts=0, **PRIORITIZED)
+    for model in (eager, graph):
+        model.set_offline_dataset(data)
+        model.learn(16)
+    assert_same_priorities(eager, graph)
+    assert_same(eager, graph)
+    assert tape.log.count("record") == 2 and len(set(eager.replay_buffer._online.priorities.tolist())) > 3
+
+
 def test_files_that_take_turns_begin_anew(tmp_path):
     write_files(tmp_path, n_files=4)
     given = {"horizon_length": 1, **PRIORITIZED}
