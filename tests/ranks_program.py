@@ -20,9 +20,11 @@ from tasks import PointEnv
 
 import sb3_flow.fmq.fmq
 import sb3_flow.fql.fql
+import sb3_flow.offline_to_online.row_weights
 import sb3_flow.rql.rql
 from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, HerReplayBuffer, OfflineDataset
 from sb3_flow.common import ranks
+from sb3_flow.data import PrioritizedReplayBuffer
 
 STEPS, BATCH = 4, 12
 # a small epsilon would turn rounding errors of gradients near zero into whole steps
@@ -30,6 +32,7 @@ COMMON = {"batch_size": BATCH, "learning_rate": 0.01, "gamma": 0.9, "horizon_len
 COMMON["policy_kwargs"] = {"net_arch": [16, 16], "optimizer_kwargs": {"eps": 1e-2}}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rql": (RQL, {"n_critics": 3}),
+    "rql-prioritised": (RQL, {"n_critics": 3, "replay_buffer_class": PrioritizedReplayBuffer, "alpha": 1.5}),
     "rql-bc": (RQL, {"n_critics": 2, "objective": "bc", "backend": "torch"}),
     "fql": (FQL, {"normalize_q_loss": True}),
     "fql-best": (FQL, {"actor_type": "best_of_n", "n_candidates": 3, "backend": "torch"}),
@@ -112,6 +115,7 @@ def first_rows(values: Any, dim: int = 0) -> Any:
 
 BROKEN: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "broken-rql": ("rql", sb3_flow.rql.rql, "own_rows", first_rows),
+    "broken-priorities": ("rql-prioritised", sb3_flow.offline_to_online.row_weights, "rows_of_ranks", lambda own: own[None]),
     "broken-fql": ("fql", sb3_flow.fql.fql, "mean_over_ranks", lambda mean: mean),
     "broken-fmq": ("fmq-online", sb3_flow.fmq.fmq, "mean_over_ranks", lambda mean: mean),
 }
@@ -158,6 +162,7 @@ def main() -> None:
         "shares": refusal(lambda: build("rql", rank, batch_size=5).learn_offline(data(), 1)),
         "steps": refusal(lambda: build("rql", rank).learn_offline(data(), 1 + rank)),
         "arguments": refusal(lambda: build("rql", rank, alpha=1.0 + rank).learn_offline(data(), 1)),
+        "buffer": refusal(lambda: build("rql-prioritised" if rank else "rql", rank, alpha=1.0).learn_offline(data(), 1)),
         "data": refusal(lambda: build("rql", rank).learn_offline(data(seed=rank), 1)),
         "online": refusal(lambda: build("rql", rank, offline_steps=1).learn(5)),
         "ended": end_in_the_middle(rank),

@@ -12,6 +12,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from tasks import PointEnv, collect
 from test_readme import ROOT, shortened
 
+from sb3_flow.data import PrioritizedReplayBuffer
+
 PAGE = (ROOT / "docs/development/add_an_algorithm.md").read_text()
 FILE, SCRIPT = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
 SMALL = {"policy_kwargs": {"net_arch": [16]}, "learning_starts": 4, "batch_size": 16, "seed": 0, "device": "cpu"}
@@ -39,6 +41,22 @@ def same(one, other):
 def test_the_script_of_the_page(awfm):
     assert 60 <= len(FILE.splitlines()) <= 90
     exec(compile(shortened(SCRIPT), "page", "exec"), {})
+
+
+def test_errors_for_prioritised_replay(awfm, dataset, tmp_path, monkeypatch):
+    """The file as it stands is refused; with the line that the page names it learns by priorities."""
+    prioritized = {"replay_buffer_class": PrioritizedReplayBuffer, "horizon_length": 2, **SMALL}
+    with pytest.raises(ValueError, match="an update of AWFM told none"):
+        awfm("MlpPolicy", PointEnv(), **prioritized).learn_offline(dataset, 3)
+    assert FILE.count("(batch.valid *") == 1 and "`self.row_weights(batch, q, y)` in place of `batch.valid`" in PAGE
+    (tmp_path / "telling.py").write_text(FILE.replace("(batch.valid *", "(self.row_weights(batch, q, y) *"))
+    telling = importlib.import_module("telling").AWFM
+    model = telling("MlpPolicy", PointEnv(), **prioritized).learn_offline(dataset, 3)
+    assert len(set(model.replay_buffer.priorities_of_dataset()[0].tolist())) > 10
+    plain, same_draws = (each("MlpPolicy", PointEnv(), horizon_length=2, **SMALL) for each in (awfm, telling))
+    for each in (plain, same_draws):
+        each.learn_offline(dataset, 3)
+    assert same(plain, same_draws)
 
 
 def test_both_phases_and_a_reload(awfm, dataset):

@@ -83,6 +83,9 @@ def test_what_differs_is_refused(told):
     assert "multiple of the 2 ranks, but 5 was given" in told["shares"]
     assert told["steps"].endswith("`gradient_steps` is 1 on rank 0, 2 on rank 1.")
     assert told["arguments"].endswith("`alpha` is 1.0 on rank 0, 2.0 on rank 1.")
+    assert told["buffer"].endswith(
+        "`replay_buffer_class` is 'TrajectoryReplayBuffer' on rank 0, 'PrioritizedReplayBuffer' on rank 1."
+    )
     assert "but `dataset` is (200, " in told["data"]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -18,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv
 from zoo_commands import ALGOS, MAZE, SMALL, environment, python, train, zoo
 
-from sb3_flow import GRPO, RLPD, RQL, HerReplayBuffer
+from sb3_flow import GRPO, RLPD, RQL, HerReplayBuffer, PrioritizedReplayBuffer
 from sb3_flow.data.generate import generate
 from sb3_flow.zoo import ALGORITHMS, config_file
 
@@ -56,6 +57,15 @@ def test_train(algo, logs):
     assert list((logs(algo) / "tensorboard" / env_id / f"{name}_1").glob("events.*"))
     model = ALGORITHMS[algo].load(folder / f"{env_id}.zip")
     assert type(model) is ALGORITHMS[algo] and model.num_timesteps >= 200 and model._n_updates > 0
+
+
+def test_a_replay_buffer_by_its_name(tmp_path):
+    given = ["-params", "replay_buffer_class:'PrioritizedReplayBuffer'", "replay_buffer_kwargs:dict(alpha=0.3)"]
+    train("rlpd", tmp_path, *given, *SMALL["rlpd"][1:], "--save-replay-buffer")
+    folder = run_folder(tmp_path, "rlpd")
+    model = ALGORITHMS["rlpd"].load(folder / "Pendulum-v1.zip", env=DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+    model.load_replay_buffer(folder / "replay_buffer.pkl")
+    assert type(model.replay_buffer) is PrioritizedReplayBuffer and model.replay_buffer.alpha == 0.3
 
 
 @pytest.mark.parametrize("algo", ALGOS)

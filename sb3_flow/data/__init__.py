@@ -2,7 +2,8 @@
 
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.hindsight import HerReplayBuffer
+from sb3_flow.data.prioritized import PrioritizedReplayBuffer
 from sb3_flow.data.replay import TrajectoryReplayBuffer
 from sb3_flow.data.samples import ChunkSamples
 
-__all__ = ["ChunkSamples", "HerReplayBuffer", "OfflineDataset", "TrajectoryReplayBuffer"]
+__all__ = ["ChunkSamples", "HerReplayBuffer", "OfflineDataset", "PrioritizedReplayBuffer", "TrajectoryReplayBuffer"]

@@ -279,6 +279,15 @@ class TrajectoryReplayBuffer(StepStorage):
         """Say whether there is any window yet; the first ``horizon_length`` online steps hold no window."""
         return len(self._sources()) > 0
 
+    def _filled_sources(self) -> list[Starts]:
+        sources = self._sources()
+        if not sources:
+            raise ValueError(
+                f"The replay buffer has no window of `horizon_length={self.horizon_length}` steps to sample yet: collect more "
+                "steps first (`learning_starts`) or add an offline dataset."
+            )
+        return sources
+
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ChunkSamples:  # type: ignore[override]
         """
         Draw windows, on ``device``.
@@ -287,12 +296,7 @@ class TrajectoryReplayBuffer(StepStorage):
         :param env: normalise observations and rewards with these statistics, as SB3's buffers do
         :raises ValueError: if there is nothing to sample yet
         """
-        sources = self._sources()
-        if not sources:
-            raise ValueError(
-                f"The replay buffer has no window of `horizon_length={self.horizon_length}` steps to sample yet: collect more "
-                "steps first (`learning_starts`) or add an offline dataset."
-            )
+        sources = self._filled_sources()
         if len(sources) == 1:
             windows = sources[0].draw(batch_size, self.sampling, self.generator)
         else:

@@ -34,3 +34,17 @@ class ChunkSamples(NamedTuple):
             th.ones_like(samples.dones),
             th.ones_like(samples.actions),
         )
+
+
+class PrioritizedSamples(NamedTuple):
+    """A batch of a ``PrioritizedReplayBuffer``: the fields of ``ChunkSamples``, and two more."""
+
+    observations: th.Tensor | TensorDict
+    actions: th.Tensor
+    next_observations: th.Tensor | TensorDict
+    rewards: th.Tensor
+    discounts: th.Tensor
+    valid: th.Tensor
+    action_mask: th.Tensor
+    weights: th.Tensor  # w, of the rows in losses of values, (B, 1)
+    numbers: th.Tensor  # the windows' numbers in the buffer, (B,)

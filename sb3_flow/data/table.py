@@ -61,6 +61,11 @@ class TrajectoryTable:
         self._running = np.full((online.n_envs, 5), -1)
         self._running[:, COLUMN] = np.arange(online.n_envs)
 
+    @property
+    def edge(self) -> int:
+        """Number of the first row of the edge; the rows before hold offline and closed trajectories."""
+        return self._tail
+
     def update(self, terminated: np.ndarray) -> bool:
         """
         Follow the online trajectories.

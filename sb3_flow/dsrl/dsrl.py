@@ -218,7 +218,7 @@ class DSRL(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = td_loss(q_values, target, batch.valid)
+        critic_loss = td_loss(q_values, target, self.row_weights(batch, q_values, target))
         latent_loss = self.latent_loss(batch, latent_noise)
         actor_loss, log_prob = self.actor_loss(batch, actor_noise.unsqueeze(1))
         ent_coef_loss = self.entropy_coefficient.loss(log_prob)

@@ -270,7 +270,7 @@ class FMQ(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = td_loss(q_values, target, batch.valid)
+        critic_loss = td_loss(q_values, target, self.row_weights(batch, q_values, target))
         actor_loss, parts = self.actor_loss(self.actor.velocity(batch.observations), batch, draws)
         self.descend(critic_loss + actor_loss)
         gradients = [p.grad for o in self.optimizers for p in o.param_groups[0]["params"] if p.grad is not None]

@@ -198,7 +198,7 @@ class FQL(OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = td_loss(q_values, target, batch.valid)
+        critic_loss = td_loss(q_values, target, self.row_weights(batch, q_values, target))
         flow_loss = self.flow_loss(batch, noise, time)
         actor_loss, parts = flow_loss, {"flow_loss": flow_loss}
         if isinstance(self.actor, OneStepActor):

@@ -33,7 +33,7 @@ def td_loss(q_values: th.Tensor, target: th.Tensor, valid: th.Tensor) -> th.Tens
 
     :param q_values: Q_k(s, a) of the data chunks, shape ``(K, B)``
     :param target: y, shape ``(B, 1)``
-    :param valid: 1, or 0 for windows that reach beyond their trajectory, shape ``(B, 1)``
+    :param valid: 1, or another weight; 0 for windows that reach beyond their trajectory, shape ``(B, 1)``
     :return: scalar
     """
     return (valid * (q_values.mT - target).square()).mean()

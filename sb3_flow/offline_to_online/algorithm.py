@@ -70,8 +70,9 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
     :param train_freq: Update the model every ``train_freq`` steps, see SB3
     :param gradient_steps: gradient steps after each rollout, -1 for as many as steps done
     :param action_noise: added to the actions of the online phase (default: none)
-    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; ``sb3_flow.HerReplayBuffer`` for hindsight; others work for
-        ``horizon_length=1`` and online only
+    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; or ``HerReplayBuffer`` for hindsight, or
+        ``PrioritizedReplayBuffer``, whose priorities follow the errors of the values. Others work for ``horizon_length=1`` and
+        online only
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation
     :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``; RQL alone can do without
     :param n_steps: n-step returns through SB3's ``NStepReplayBuffer``, for ``horizon_length=1`` and online only
@@ -357,12 +358,15 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
         check_scheduled(self._current_progress_remaining, learning_rate=self.optimizers[0].param_groups[0]["lr"])
         if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and not self.replay_buffer.can_sample():
             return  # `learning_starts` steps are made, but not yet a whole chunk
+        self._anneal_weights()
         for _ in range(gradient_steps):
             if isinstance(self.replay_buffer, TrajectoryReplayBuffer) and self.replay_buffer.follow_rotation(self._n_updates):
                 self._connect_buffer_and_policy()  # the new rows may reside elsewhere
             metrics = self._make_update(batch_size)
             self._n_updates += 1
             self._metrics.add(metrics, self._n_updates)
+        if gradient_steps > 0:
+            self._check_told()
 
     def dump_logs(self) -> None:
         """Write log data; only here the metrics of the gradient updates leave the device."""

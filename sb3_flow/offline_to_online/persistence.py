@@ -14,7 +14,7 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.wrapper_chain import unwrapped
-from sb3_flow.data import HerReplayBuffer, OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.data import HerReplayBuffer, OfflineDataset, PrioritizedReplayBuffer, TrajectoryReplayBuffer
 from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.offline_to_online.actors import draw_seed
@@ -184,6 +184,12 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
                 names.append("horizon_length")
             elif self.horizon_length > 1:
                 raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
+            wanted = self.replay_buffer_class or TrajectoryReplayBuffer
+            if isinstance(loaded, PrioritizedReplayBuffer) != issubclass(wanted, PrioritizedReplayBuffer):
+                raise ValueError(
+                    f"The replay buffer is a {type(loaded).__name__}, but the model has "
+                    f"`replay_buffer_class={wanted.__name__}`: load the model with the class of the file."
+                )
             for name in names:
                 theirs, ours = getattr(loaded, name), getattr(self, name)
                 if theirs != ours:

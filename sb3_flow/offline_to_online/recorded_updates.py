@@ -6,11 +6,13 @@ from typing import Any
 import torch as th
 
 from sb3_flow.data import ChunkSamples, TrajectoryReplayBuffer
+from sb3_flow.data.prioritized import PrioritizedReplayBuffer
+from sb3_flow.data.samples import PrioritizedSamples
 from sb3_flow.execution import Execution, UpdateRunner
-from sb3_flow.offline_to_online.offline_phase import OfflinePhase
+from sb3_flow.offline_to_online.row_weights import WeightedRows
 
 
-class RecordedUpdates(OfflinePhase):
+class RecordedUpdates(WeightedRows):
     """Off-policy algorithm whose updates an ``UpdateRunner`` executes; with the draw of windows where that can be recorded."""
 
     execution: Execution
@@ -35,6 +37,7 @@ class RecordedUpdates(OfflinePhase):
         if isinstance(buffer, TrajectoryReplayBuffer):
             key = buffer.sampling_key(self._vec_normalize_env)
         inputs = (self._sample_windows(batch_size),) if key is None else ()
+        written = buffer.priorities_key if isinstance(buffer, PrioritizedReplayBuffer) else None
 
         def update(batch: ChunkSamples | None = None) -> dict[str, th.Tensor]:
             assert self.random_streams is not None
@@ -49,7 +52,7 @@ class RecordedUpdates(OfflinePhase):
         metrics: dict[str, th.Tensor] = self._runner(
             *(update, inputs, kind, self.optimizers, generators, self._remember_streams),
             model=self,
-            sources=key,
+            sources=written if key is None else key,
         )
         return metrics
 
@@ -68,7 +71,8 @@ class RecordedUpdates(OfflinePhase):
     def _sample_windows(self, batch_size: int) -> ChunkSamples:
         assert self.replay_buffer is not None
         samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
-        return samples if isinstance(samples, ChunkSamples) else ChunkSamples.from_transitions(samples, self.gamma)
+        ours = isinstance(samples, ChunkSamples | PrioritizedSamples)
+        return samples if ours else ChunkSamples.from_transitions(samples, self.gamma)
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """Return the parameters of the agent, see ``BaseAlgorithm.get_parameters``; they do not depend on ``execution``."""

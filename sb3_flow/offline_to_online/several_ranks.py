@@ -6,7 +6,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_flow.common.ranks import check_alike, check_shares, checksum, from_first, is_first, n_ranks, plain_arguments
-from sb3_flow.data import OfflineDataset
+from sb3_flow.data import OfflineDataset, PrioritizedReplayBuffer
 from sb3_flow.offline_to_online.persistence import PersistentAlgorithm
 
 
@@ -28,6 +28,7 @@ class TrainsOnSeveralRanks(PersistentAlgorithm):
         check_shares(self.batch_size)
         of_phase = {
             "algorithm": type(self).__name__,
+            "replay_buffer_class": type(self.replay_buffer).__name__,
             "dataset": (len(dataset), checksum(dataset.actions, dataset.rewards, dataset.terminated)),
             "offline_updates": self.offline_updates,
             "n_updates": self._n_updates,
@@ -42,6 +43,8 @@ class TrainsOnSeveralRanks(PersistentAlgorithm):
             self.noise_seed = state["noise_seed"]
             if normalizer is not None:
                 normalizer.obs_rms, normalizer.ret_rms = state["statistics"]
+            if isinstance(self.replay_buffer, PrioritizedReplayBuffer):
+                self.replay_buffer.set_priorities_of_dataset(*state["priorities"])
             self._connect_buffer_and_policy()
         elif self.verbose >= 1:
             share = check_shares(self.batch_size)
@@ -49,11 +52,12 @@ class TrainsOnSeveralRanks(PersistentAlgorithm):
 
     def _state_of_training(self) -> dict[str, Any]:
         assert self.random_streams is not None
-        normalizer = self._vec_normalize_env
+        normalizer, buffer = self._vec_normalize_env, self.replay_buffer
         return {
             "parameters": self.get_parameters(),
             "streams": self.random_streams.get_state(),
             "noise_seed": self.noise_seed,
+            "priorities": buffer.priorities_of_dataset() if isinstance(buffer, PrioritizedReplayBuffer) else None,
             "statistics": None if normalizer is None else (normalizer.obs_rms, normalizer.ret_rms),
         }
 

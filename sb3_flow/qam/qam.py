@@ -278,7 +278,7 @@ class QAM(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, decisions[0])
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        critic_loss = td_loss(q_values, target, batch.valid)
+        critic_loss = td_loss(q_values, target, self.row_weights(batch, q_values, target))
         flow_loss = self.flow_loss(batch, noise[0], time)
         adjoint_loss, parts = self.adjoint_loss(batch, noise[1:])
         actor_loss = flow_loss + adjoint_loss

@@ -194,7 +194,7 @@ class RLPD(HasEntropyCoefficient, OfflineToOnlineAlgorithm):
         with th.no_grad():
             target = self.td_target(batch, next_noise, members)
         q_values = self.critic.bind(batch.observations)(batch.actions)
-        loss = critic_loss = td_loss(q_values, target, batch.valid)
+        loss = critic_loss = td_loss(q_values, target, self.row_weights(batch, q_values, target))
         metrics = {"critic_loss": critic_loss, "q_mean": q_values.detach().mean(), "target_mean": target.mean()}
         if (self._n_updates + 1) % self.policy_delay == 0:
             pi = self.actor.gaussian(batch.observations)

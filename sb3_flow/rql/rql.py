@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_flow.common.backends import Backend
 from sb3_flow.common.checks import arguments_in, check_fraction, check_minimum, check_number, check_whole
 from sb3_flow.common.ranks import own_rows
-from sb3_flow.data import ChunkSamples, OfflineDataset
+from sb3_flow.data import ChunkSamples, OfflineDataset, PrioritizedReplayBuffer
 from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.execution import Execution
@@ -156,7 +156,8 @@ class RQL(OfflineToOnlineAlgorithm):
         with th.no_grad():
             x, t = euler_reverse(velocity, batch.actions, depth, self.flow_steps)
         values = value(x, t)
-        return (batch.valid * expectile_loss(target - values, self.expectile)).mean(), values
+        weights = self.row_weights(batch, values.squeeze(-1), target)
+        return (weights * expectile_loss(target - values, self.expectile)).mean(), values
 
     def policy_loss(
         self, value: Value | None, velocity: Velocity, batch: ChunkSamples, noise: th.Tensor, time: th.Tensor
@@ -220,6 +221,12 @@ class RQL(OfflineToOnlineAlgorithm):
         check_minimum(0.0, alpha=self.alpha, guidance=self.guidance, rho=self.rho)
         check_number(alpha=self.alpha, guidance=self.guidance, rho=self.rho)
         check_fraction(ema_decay=self.ema_decay)
+        prioritized = self.replay_buffer_class is not None and issubclass(self.replay_buffer_class, PrioritizedReplayBuffer)
+        if prioritized and self.objective == "bc":
+            raise ValueError(
+                '`replay_buffer_class=PrioritizedReplayBuffer` draws by the errors of a value, but `objective="bc"` trains '
+                "none: leave `replay_buffer_class` at its default."
+            )
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"`expectile` must be in (0, 1), but {self.expectile} was given.")
 

@@ -6,7 +6,7 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, HerReplayBuffer, PrioritizedReplayBuffer
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
@@ -20,6 +20,8 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "gspo": GSPO,
     "async_ppo": AsyncPPO,
 }
+REPLAY_BUFFERS = {buffer.__name__: buffer for buffer in (HerReplayBuffer, PrioritizedReplayBuffer)}
+"""Replay buffers of our algorithms that a configuration names in ``replay_buffer_class``; the zoo would take SB3's."""
 CONFIGS = Path(__file__).parent / "configs"
 
 

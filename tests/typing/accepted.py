@@ -32,7 +32,7 @@ from sb3_flow import (
 )
 from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint
 from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
-from sb3_flow.data import TrajectoryReplayBuffer
+from sb3_flow.data import PrioritizedReplayBuffer, TrajectoryReplayBuffer
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import EnvPoolVecEnv, SparseReward, SuccessInfo
 from sb3_flow.hub import load_from_hub, push_to_hub
@@ -97,6 +97,8 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
         policy_kwargs={"net_arch": [256, 256]},
         device=th.device("cpu"),
     )
+    kwargs = {"alpha": 0.7, "beta": 0.5, "final_beta": 1.0, "eps": 1e-3}
+    RQL("MlpPolicy", env, replay_buffer_class=PrioritizedReplayBuffer, replay_buffer_kwargs=kwargs)
     FMQ(FlowMapPolicy, env, radius="published", eta=0.3, storage="cpu")
     assert_type(fmq.learn_offline("npz:folder", 10), FMQ)
     fql = FQL("MlpPolicy", env, actor_type="best_of_n", q_aggregation="min", n_candidates=16, horizon_length=5)
