@@ -59,8 +59,8 @@ class ExperimentManager(ZooManager):
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])
             # the zoo's rule, which counts online steps alone
             self.n_evaluations = max(1, (self.offline_steps + online) // int(1e5))
-        if (buffer := hyperparams.get("replay_buffer_class")) in registry.REPLAY_BUFFERS:
-            hyperparams["replay_buffer_class"] = registry.REPLAY_BUFFERS[buffer]
+        if self.algo in registry.ALGORITHMS and (named := hyperparams.get("replay_buffer_class")) in registry.REPLAY_BUFFERS:
+            hyperparams["replay_buffer_class"] = registry.REPLAY_BUFFERS[named]  # the zoo would take SB3's
         result = super()._preprocess_hyperparams(hyperparams)
         check_trainable(rl_zoo3.ALGOS[self.algo], self.optimize_hyperparameters, self.n_timesteps)
         if self.algo in registry.ALGORITHMS:

@@ -7,7 +7,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
 from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO
-from sb3_flow.data import PrioritizedReplayBuffer
+from sb3_flow.data import HerReplayBuffer, PrioritizedReplayBuffer
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
@@ -21,8 +21,8 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "gspo": GSPO,
     "async_ppo": AsyncPPO,
 }
-REPLAY_BUFFERS = {"PrioritizedReplayBuffer": PrioritizedReplayBuffer}
-"""Replay buffers that a configuration names in ``replay_buffer_class``, besides the zoo's own."""
+REPLAY_BUFFERS = {each.__name__: each for each in (HerReplayBuffer, PrioritizedReplayBuffer)}
+"""Replay buffers that a configuration names in ``replay_buffer_class``."""
 CONFIGS = Path(__file__).parent / "configs"
 
 

@@ -25,6 +25,7 @@ from sb3_flow import (
     AsyncPPO,
     FlowMapPolicy,
     GroupedStart,
+    HerReplayBuffer,
     MaskablePPO,
     OfflineDataset,
     RecurrentPPO,
@@ -34,6 +35,7 @@ from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
 from sb3_flow.data import PrioritizedReplayBuffer, TrajectoryReplayBuffer
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import EnvPoolVecEnv, SparseReward, SuccessInfo
+from sb3_flow.hub import load_from_hub, push_to_hub
 from sb3_flow.kernels import compute_gae, compute_group_advantages, compute_vtrace
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm, compare_acting
 from sb3_flow.plotting import FlowVisualisationCallback, action_flow, flow_values, importance_ratios, learning_curves
@@ -106,6 +108,8 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
         "MlpPolicy", env, ent_coef="auto_0.1", target_entropy=-1.0, rho=0.5, backup_entropy=False, offline_dataset=dataset
     )
     assert_type(rlpd.learn(10), RLPD)
+    HerReplayBuffer(10, spaces.Dict(), spaces.Box(-1, 1, (2,)), None, "cpu", goal_selection_strategy="final", horizon_length=5)
+    RLPD("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs={"n_sampled_goal": 4})
     dsrl = DSRL("MlpPolicy", env, noise_scale=0.8, rho=0.0, ent_coef=0.1, target_entropy="auto", decoder=fmq)
     DSRL("FlowPolicy", env, decoder="flow.zip", n_candidates=4, acting_mode="best_of_n", ent_coef="auto_0.1")
     DSRL("FlowPolicy", env, decoder=fmq.policy, horizon_length=5)
@@ -150,3 +154,9 @@ def pictures(model: PPO, flow: RQL, observation: np.ndarray) -> float:
     importance_ratios(model, clip_range=0.2)
     latest_checkpoint("checkpoints")
     return bootstrap_interval([1.0, 2.0, 3.0], interquartile_mean).low
+
+
+def hub(model: RQL, env: VecNormalize) -> str:
+    loaded = load_from_hub("me/rql", RQL, env=gym.make("Pendulum-v1"), revision="main", device="cpu")
+    assert_type(loaded, RQL)
+    return push_to_hub(model, "me/rql", env, n_eval_episodes=20, private=True)
