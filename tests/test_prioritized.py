@@ -29,7 +29,7 @@ def tell(buffer, samples, errors):
 def online_priorities(buffer):
     """Of each window of the ring: environment, first step and last step of the trajectory, and the priority."""
     numbers = buffer._online.priorities.nonzero()[:, 0]
-    column, _, last, start = buffer._online_windows(numbers)
+    column, _, last, start, _ = buffer._online_windows(numbers)
     places = zip(column.tolist(), start.tolist(), last.tolist(), strict=True)
     return dict(zip(places, buffer._online.priorities[numbers].tolist(), strict=True))
 
@@ -39,7 +39,7 @@ def windows_of_plain(buffer):
     if not buffer.can_sample():
         return set()
     starts = buffer._sources()[0]
-    column, _, last, start = starts.by_start(th.arange(starts.total))
+    column, _, last, start, _ = starts.by_start(th.arange(starts.total))
     return set(zip(column.tolist(), start.tolist(), last.tolist(), strict=True))
 
 

@@ -237,7 +237,7 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
             share = round(self.offline_fraction * batch_size)
             parts = self._draw(share, starts), self._draw(batch_size - share, None)
             drawn = Drawn(*(th.cat([one, other]) for one, other in zip(*parts, strict=True)))
-        windows = self._gather(Windows(*drawn[:4]), env)
+        windows = self._gather(Windows(*drawn[:5]), env)
         weights = drawn.relative.pow(-self._beta)
         weights = (weights / weights.amax()).float().unsqueeze(1)
         return PrioritizedSamples(*windows, weights=weights.to(self.device), numbers=drawn.number.to(self.device))
@@ -280,7 +280,8 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         start = oldest + (row - oldest) % self.buffer_size
         runs = start >= self._running_since.take(column)
         last = self._last.take(number).masked_fill_(runs, clock - 1)
-        return Windows(column, th.full_like(number, -1), last, start)
+        # of the trajectory's first step only hindsight wants to know
+        return Windows(column, th.full_like(number, -1), last, start, start)
 
     @property
     def _n_offline_numbers(self) -> int:
@@ -316,6 +317,7 @@ class Drawn(NamedTuple):
     trajectory: th.Tensor
     last: th.Tensor
     start: th.Tensor
+    first: th.Tensor
     number: th.Tensor
     relative: th.Tensor
 
