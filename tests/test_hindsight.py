@@ -441,6 +441,16 @@ def test_a_model_goes_on_from_its_file_exactly(tmp_path):
     assert copied.replay_buffer.env is copied.env is not model.env
 
 
+def test_a_file_without_hindsight_is_refused(tmp_path):
+    model, plain = model_of(), model_of(replay_buffer_class=None)
+    for name, each in {"hindsight": model, "plain": plain}.items():
+        each.save_replay_buffer(tmp_path / name)
+    with pytest.raises(ValueError, match=r"is a TrajectoryReplayBuffer, but the model has .*=HerReplayBuffer"):
+        model.load_replay_buffer(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"is a HerReplayBuffer, but the model has .*=TrajectoryReplayBuffer"):
+        plain.load_replay_buffer(tmp_path / "hindsight")
+
+
 @pytest.mark.parametrize("truncates", [True, False])
 def test_a_buffer_comes_back_from_its_file(tmp_path, truncates):
     model = model_of(replay_buffer_kwargs={"copy_info_dict": True, "compute_reward": lambda *given: np.zeros(len(given[0]))})

@@ -185,7 +185,9 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
             elif self.horizon_length > 1:
                 raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
             wanted = self.replay_buffer_class or TrajectoryReplayBuffer
-            if isinstance(loaded, PrioritizedReplayBuffer) != issubclass(wanted, PrioritizedReplayBuffer):
+            if any(
+                isinstance(loaded, kind) != issubclass(wanted, kind) for kind in (HerReplayBuffer, PrioritizedReplayBuffer)
+            ):
                 raise ValueError(
                     f"The replay buffer is a {type(loaded).__name__}, but the model has "
                     f"`replay_buffer_class={wanted.__name__}`: load the model with the class of the file."
