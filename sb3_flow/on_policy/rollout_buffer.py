@@ -41,6 +41,7 @@ class EstimatedRollouts(MinibatchBuffer):
     """
 
     estimator: Estimator
+    has_cells = True  # recurrent states have cell states; without, their arrays are empty
     n_learned: tuple[int, int]  # steps to learn from, and episodes or parts of episodes with such steps
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -54,6 +55,10 @@ class EstimatedRollouts(MinibatchBuffer):
     def reset(self) -> None:
         self.buffer_size = vars(self).get("capacity", self.buffer_size)
         super().reset()
+        if not self.has_cells:
+            self.cell_states_pi, self.cell_states_vf = (
+                np.zeros((*hidden.shape[:-1], 0), np.float32) for hidden in (self.hidden_states_pi, self.hidden_states_vf)
+            )
         shape = (self.buffer_size, self.n_envs)
         self.raw_rewards = np.zeros(shape, dtype=np.float32)
         self.terminated = np.zeros(shape, dtype=bool)

@@ -10,6 +10,8 @@ class Seat(NamedTuple):
     :param ours: name of the class in ``sb3_flow`` that takes it; looked up when the suite runs
     :param defaults: arguments for the tests that do not pass them
     :param ignored: test files that are left out
+    :param policies: names of policies for those that the tests give
+    :param learning: arguments of ``learn`` for the tests that do not pass them
     """
 
     package: str
@@ -17,6 +19,8 @@ class Seat(NamedTuple):
     ours: str
     defaults: dict[str, Any] = {}  # noqa: RUF012
     ignored: tuple[str, ...] = ()
+    policies: dict[str, str] = {}  # noqa: RUF012
+    learning: dict[str, Any] = {}  # noqa: RUF012
 
 
 def sb3(seat: str, ours: str, **defaults: Any) -> Seat:
@@ -29,6 +33,11 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
     return Seat("sb3_contrib", seat, ours, defaults)
 
 
+def named(network: str, ending: str = "Policy") -> dict[str, str]:
+    """Name a recurrent policy for each name with that ending."""
+    return {f"{kind}{ending}": f"{kind}{network}Policy" for kind in ("Mlp", "Cnn", "MultiInput")}
+
+
 # In the seat PPO the compiled loops take every policy that they cover. V-trace sits with SB3's random numbers, because
 # test_identity.py wants a policy from one seed and 1,200 steps that SB3's PPO, too, finds with few seeds.
 # RQL's critics and FMQ's candidates: few for the time they take; not 8 candidates, where the outcome of test_gae.py depends on
@@ -39,6 +48,8 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 # the bounds of actions. Its entropy coefficient: from 1 it does not fall far in 300 updates (51 of 100).
 # QAM has edits, so that they are tested, too, and small networks for the time that its updates take. With an entropy
 # coefficient from 1 the edits of test_identity.py are still random after 300 updates (58 of 100, 90 are wanted).
+# MaskableRecurrentPPO's small LSTM: for the time it takes. Its learning rate: test_identity.py wants a policy from 2,048 steps.
+# In the seat of RecurrentPPO the tests' environments have no masks.
 AS_SAC = {"net_arch": [256, 256]}
 """The networks of SAC, whose seat is taken: smaller than the defaults of these algorithms."""
 
@@ -56,4 +67,9 @@ SEATS = {
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace", backend="torch"),
     "RecurrentPPO": contrib("RecurrentPPO", "RecurrentPPO"),
     "MaskablePPO": contrib("MaskablePPO", "MaskablePPO"),
+    "GRU": contrib("RecurrentPPO", "RecurrentPPO")._replace(policies=named("Gru", "LstmPolicy")),
+    "MaskableRecurrentPPO": contrib(
+        "MaskablePPO", "MaskableRecurrentPPO", learning_rate=3e-3, policy_kwargs={"lstm_hidden_size": 32}
+    )._replace(policies=named("Lstm")),
+    "MaskableRecurrentPPO-LSTM": contrib("RecurrentPPO", "MaskableRecurrentPPO")._replace(learning={"use_masking": False}),
 }
