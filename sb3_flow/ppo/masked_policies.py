@@ -69,7 +69,7 @@ class MaskableRecurrentPolicy(RecurrentPolicy):
     def _get_action_dist_from_latent(self, latent_pi: th.Tensor) -> Distribution:
         if self._masks is None:
             return super()._get_action_dist_from_latent(latent_pi)
-        shape = len(latent_pi), self.n_choices
+        shape = latent_pi.shape[0], self.n_choices
         if self._masks.numel() != shape[0] * shape[1]:
             raise ValueError(f"`action_masks` must have the shape {shape}, but {tuple(self._masks.shape)} was given.")
         binary = isinstance(self.action_space, spaces.MultiBinary)
