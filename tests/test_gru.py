@@ -114,6 +114,6 @@ def test_the_optimizer_has_the_weights_of_the_gru() -> None:
 
 def test_a_wrong_name_is_answered_with_the_names() -> None:
     with pytest.raises(
-        ValueError, match="`policy` must be one of 'MlpLstmPolicy', .*'MlpGruPolicy', .*'MlpGRUPolicy' was given"
+        ValueError, match=r"`policy` must be one of 'MlpLstmPolicy', .*'MlpGruPolicy', .*'MlpGRUPolicy' was given"
     ):
         RecurrentPPO("MlpGRUPolicy", "CartPole-v1")

@@ -48,8 +48,7 @@ def named(network: str, ending: str = "Policy") -> dict[str, str]:
 # the bounds of actions. Its entropy coefficient: from 1 it does not fall far in 300 updates (51 of 100).
 # QAM has edits, so that they are tested, too, and small networks for the time that its updates take. With an entropy
 # coefficient from 1 the edits of test_identity.py are still random after 300 updates (58 of 100, 90 are wanted).
-# MaskableRecurrentPPO's small LSTM: for the time it takes. Its learning rate: test_identity.py wants a policy from 2,048 steps.
-# In the seat of RecurrentPPO the tests' environments have no masks.
+# MaskableRecurrentPPO's small LSTM: for the time it takes. In the seat of RecurrentPPO the environments have no masks.
 AS_SAC = {"net_arch": [256, 256]}
 """The networks of SAC, whose seat is taken: smaller than the defaults of these algorithms."""
 
@@ -68,8 +67,8 @@ SEATS = {
     "RecurrentPPO": contrib("RecurrentPPO", "RecurrentPPO"),
     "MaskablePPO": contrib("MaskablePPO", "MaskablePPO"),
     "GRU": contrib("RecurrentPPO", "RecurrentPPO")._replace(policies=named("Gru", "LstmPolicy")),
-    "MaskableRecurrentPPO": contrib(
-        "MaskablePPO", "MaskableRecurrentPPO", learning_rate=3e-3, policy_kwargs={"lstm_hidden_size": 32}
-    )._replace(policies=named("Lstm")),
+    "MaskableRecurrentPPO": contrib("MaskablePPO", "MaskableRecurrentPPO", policy_kwargs={"lstm_hidden_size": 32})._replace(
+        policies=named("Lstm")
+    ),
     "MaskableRecurrentPPO-LSTM": contrib("RecurrentPPO", "MaskableRecurrentPPO")._replace(learning={"use_masking": False}),
 }
