@@ -55,10 +55,8 @@ class EstimatedRollouts(MinibatchBuffer):
     def reset(self) -> None:
         self.buffer_size = vars(self).get("capacity", self.buffer_size)
         super().reset()
-        if not self.has_cells:
-            self.cell_states_pi, self.cell_states_vf = (
-                np.zeros((*hidden.shape[:-1], 0), np.float32) for hidden in (self.hidden_states_pi, self.hidden_states_vf)
-            )
+        for name in () if self.has_cells else ("cell_states_pi", "cell_states_vf"):
+            setattr(self, name, np.zeros((*getattr(self, name).shape[:-1], 0), dtype=np.float32))
         shape = (self.buffer_size, self.n_envs)
         self.raw_rewards = np.zeros(shape, dtype=np.float32)
         self.terminated = np.zeros(shape, dtype=bool)

@@ -94,7 +94,7 @@ class MaskableRecurrentPPO(RecurrentPPO):
         )
         super()._build()
 
-    def learn(
+    def learn(  # type: ignore[override]
         self,
         total_timesteps: int,
         callback: MaybeCallback = None,
@@ -147,7 +147,7 @@ class MaskableRecurrentPPO(RecurrentPPO):
         self._evaluated_states = states if lost else None
         return actions, states
 
-    def collect_rollouts(
+    def collect_rollouts(  # type: ignore[override]
         self,
         env: VecEnv,
         callback: BaseCallback,
@@ -165,7 +165,7 @@ class MaskableRecurrentPPO(RecurrentPPO):
     def _act(self, env: VecEnv, use_masking: bool, **masks: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         return super()._act(env, use_masking, action_masks=masks_of(env, use_masking))
 
-    def _masks(self, data: Any) -> dict[str, th.Tensor]:
+    def _masks(self, data: Any) -> dict[str, Any]:
         return {"action_masks": data.action_masks}
 
     def _excluded_save_params(self) -> list[str]:

@@ -74,7 +74,7 @@ class MaskableRecurrentPolicy(RecurrentPolicy):
             raise ValueError(f"`action_masks` must have the shape {shape}, but {tuple(self._masks.shape)} was given.")
         binary = isinstance(self.action_space, spaces.MultiBinary)
         logits = masked_logits(self.action_net(latent_pi), self._masks.reshape(shape), binary)
-        found: Distribution = self.action_dist.proba_distribution(action_logits=logits)  # type: ignore[call-arg]
+        found: Distribution = self.action_dist.proba_distribution(action_logits=logits)
         return found
 
     def forward(self, *arguments: Any, action_masks: Masks = None, **options: Any) -> Any:

@@ -136,7 +136,7 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         states: Any = self._last_lstm_states.vf
         return self.policy.predict_values(self._last_observations(), states, episode_starts)
 
-    def _masks(self, data: Any) -> dict[str, th.Tensor]:
+    def _masks(self, data: Any) -> dict[str, Any]:
         """Return the masks of a minibatch's actions as an argument of the policy, if there are any."""
         return {}
 
