@@ -118,6 +118,7 @@ SEEDS = {
     "dsrl": 0,
     "qam": 0,
     "flow_ppo": 44,
+    "recurrent_ppo": 44,
     "grpo": 0,
     "gspo": 0,
     "async_ppo": 15,
@@ -163,7 +164,8 @@ def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
         if issubclass(ALGORITHMS[algo], GRPO):
             assert 16 % sampled["group_size"] == 0
             sampled["group_by"] = "none"  # PointEnv is not wrapped
-        ALGORITHMS[algo]("MlpPolicy", env, device="cpu", **sampled)  # all of it is known and allowed
+        policy = "MlpGruPolicy" if algo == "recurrent_ppo" else "MlpPolicy"
+        ALGORITHMS[algo](policy, env, device="cpu", **sampled)  # all of it is known and allowed
 
 
 def test_plots(logs, tmp_path, monkeypatch, capsys):

@@ -38,7 +38,7 @@ class _WithMasks:
     def _get_samples(self, batch_inds: np.ndarray, *arguments: Any) -> MaskedSequences:
         sequences = super()._get_samples(batch_inds, *arguments)  # type: ignore[misc]
         masks = self.pad(self.action_masks[batch_inds], padding_value=1.0)  # type: ignore[attr-defined]
-        return MaskedSequences(*sequences, masks.flatten(end_dim=1))
+        return MaskedSequences(**sequences._asdict(), action_masks=masks.flatten(end_dim=1))
 
 
 class MaskableRecurrentRolloutBuffer(_WithMasks, RecurrentRolloutBuffer, MaskableRolloutBuffer):  # type: ignore[misc]
