@@ -51,8 +51,8 @@ def test_train(algo, logs):
     hyperparams = dict(yaml.unsafe_load((folder / env_id / "config.yml").read_text()))
     configured = yaml.safe_load(config_file(algo).read_text())[env_id]
     assert hyperparams.keys() >= configured.keys()  # without being told where they are
-    # the class's name, but for the one that the zoo has already
-    name = "flow_ppo" if algo == "flow_ppo" else ALGORITHMS[algo].__name__
+    # the class's name, but for those that the zoo has already
+    name = algo if algo in ("flow_ppo", "recurrent_ppo") else ALGORITHMS[algo].__name__
     assert list((logs(algo) / "tensorboard" / env_id / f"{name}_1").glob("events.*"))
     model = ALGORITHMS[algo].load(folder / f"{env_id}.zip")
     assert type(model) is ALGORITHMS[algo] and model.num_timesteps >= 200 and model._n_updates > 0

@@ -1,4 +1,4 @@
-"""The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's loop, which also records the ends of episodes."""
+"""The collection loop of PPO and its variants with masks and memory: SB3's loop, which also records the ends of episodes."""
 
 import warnings
 from contextlib import nullcontext
