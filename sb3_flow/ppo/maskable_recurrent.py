@@ -140,7 +140,7 @@ class MaskableRecurrentPPO(RecurrentPPO):
         """
         # sb3-contrib 2.9.2's `evaluate_policy` with masks always gives None, since it stores the state under another name
         lost, before = state is None and episode_start is not None and action_masks is not None, self._evaluated_states
-        goes_on = lost and not np.all(episode_start)  # type: ignore[arg-type]
+        goes_on = lost and not np.all(episode_start)
         if goes_on and before is not None and before[0].shape[1] == np.size(episode_start):  # type: ignore[arg-type]
             state = before
         actions, states = self.policy.predict(observation, state, episode_start, deterministic, action_masks)
