@@ -9,7 +9,7 @@ from sb3_flow.dsrl import DSRL
 from sb3_flow.fmq import FMQ, FlowMapPolicy
 from sb3_flow.fql import FQL
 from sb3_flow.grpo import GRPO, GSPO, GroupedStart
-from sb3_flow.ppo import PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow.ppo import PPO, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.qam import QAM
 from sb3_flow.rlpd import RLPD
 from sb3_flow.rql import RQL
@@ -29,6 +29,7 @@ __all__ = [
     "GroupedStart",
     "HerReplayBuffer",
     "MaskablePPO",
+    "MaskableRecurrentPPO",
     "OfflineDataset",
     "PrioritizedReplayBuffer",
     "RecurrentPPO",

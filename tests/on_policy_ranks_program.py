@@ -19,20 +19,20 @@ from gymnasium import spaces
 from ranks_program import refusal, weights
 from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback
-from stable_baselines3.common.distributions import DiagGaussianDistribution
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from test_torch_vec_env import N as N_WALKS
 from test_torch_vec_env import Walk
 
-from sb3_flow import GRPO, GSPO, PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import GRPO, GSPO, PPO, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.common import ranks
 from sb3_flow.envs import TorchEnvAdapter
 from sb3_flow.on_policy import minibatches, policy_gradient, whole_batch
 
 STEPS, ROLLOUTS = 16, 3
-KINDS = DiagGaussianDistribution, MaskableCategoricalDistribution
+KINDS = DiagGaussianDistribution, CategoricalDistribution, MaskableCategoricalDistribution
 
 
 class Drift(gym.Env):
@@ -76,6 +76,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "maskable": (MaskablePPO, "MlpPolicy", {"batch_size": 16, "learning_rate": 0.001}),
     "recurrent": (RecurrentPPO, "MlpLstmPolicy", {**LSTM, "batch_size": None}),
+    "maskable-recurrent": (MaskableRecurrentPPO, "MlpGruPolicy", {**LSTM, "batch_size": None}),
     "grpo": (GRPO, "MlpPolicy", {**GROUPS, "batch_size": 1000, "credit": "pooled"}),
     "grpo-critic": (GRPO, "MlpPolicy", {**GROUPS, "batch_size": 1000, "baseline": "critic", "aggregation": "episode"}),
     # normalised, the equal advantages of a single episode would be rounding errors
@@ -99,7 +100,7 @@ def build(case: str, together: int = 1, rank: int = 0, env: Any = None, **change
     algorithm, policy, options = CASES[case]
     options = {**SMALL, **options, "seed": SMALL["seed"] + 50 * rank, **changed}
     n_envs = options.pop("n_envs", 1) * together
-    env = environments(n_envs, algorithm is MaskablePPO) if env is None else env
+    env = environments(n_envs, algorithm in (MaskablePPO, MaskableRecurrentPPO)) if env is None else env
     if algorithm in (PPO, GRPO, GSPO):
         options = {"backend": "torch", **options}
     return algorithm(policy, env, **options)
@@ -107,7 +108,7 @@ def build(case: str, together: int = 1, rank: int = 0, env: Any = None, **change
 
 def without_chance(distribution: Any) -> th.Tensor:
     """Draw actions that only depend on what the policy sees; a mean itself would have no gradient."""
-    if isinstance(distribution, MaskableCategoricalDistribution):
+    if isinstance(distribution, CategoricalDistribution | MaskableCategoricalDistribution):
         return distribution.mode()
     mean, spread = distribution.distribution.mean, distribution.distribution.stddev
     return mean + spread * th.cos(30 * mean + 1)

@@ -34,6 +34,7 @@ from sb3_flow import (
     FlowMapPolicy,
     GroupedStart,
     MaskablePPO,
+    MaskableRecurrentPPO,
     OfflineDataset,
     RecurrentPPO,
 )
@@ -325,6 +326,9 @@ CASES: dict[type, dict[str, Any]] = {
     PPO: ON_POLICY | COMPILED,
     MaskablePPO: {name: case for name, case in MASKABLE.items() if "sde" not in name},
     RecurrentPPO: {name: case for name, case in ON_POLICY.items() if not name.startswith("rollout_buffer")},
+    MaskableRecurrentPPO: {
+        name: case for name, case in ON_POLICY.items() if "sde" not in name and not name.startswith("rollout_buffer")
+    },
     GRPO: {name: case for name, case in GROUPS.items() if name in arguments_of(GRPO) and name != "gae_lambda"},
     GSPO: {name: case for name, case in SEQUENCES.items() if name in {*arguments_of(GSPO)} - {"gae_lambda", "dual_clip"}},
     AsyncPPO: {"advantage": Case("gae"), "policy_loss": Case("gspo")},
@@ -344,7 +348,7 @@ NO_CRITIC = "SB3's, documented: there is no critic to estimate with; kept so tha
 # What has no effect here, and why
 IDLE: dict[type, dict[str, str]] = {
     PPO: {"device": NO_GPU, "execution": NO_GPU},
-    **{one: {"device": NO_GPU} for one in (MaskablePPO, RecurrentPPO)},
+    **{one: {"device": NO_GPU} for one in (MaskablePPO, RecurrentPPO, MaskableRecurrentPPO)},
     GRPO: {"device": NO_GPU, "execution": NO_GPU, "gae_lambda": NO_CRITIC},
     GSPO: {
         "device": NO_GPU,
@@ -377,15 +381,15 @@ def data() -> OfflineDataset:
 def environments(called: type) -> VecEnv | PointEnv:
     if called in (GRPO, GSPO):
         return make_vec_env(lambda: Walk(ACTION_SPACES["box"]), 8, seed=0, wrapper_class=GroupedStart)
-    return walks(4, ACTION_SPACES["discrete" if called is MaskablePPO else "box"])
+    return walks(4, ACTION_SPACES["discrete" if called in (MaskablePPO, MaskableRecurrentPPO) else "box"])
 
 
 def on_policy(called: type, folder: Any, given: dict[str, Any]) -> Any:
     small = {"n_steps": 9, "batch_size": 12, "n_epochs": 3, "learning_rate": 0.05, "seed": 0, "device": "cpu"}
     small |= {"policy_kwargs": {"net_arch": [4]}, "clip_range": 0.1, "clip_range_high": 0.2 if called is GSPO else None}
-    small |= {} if called in (MaskablePPO, RecurrentPPO) else {"backend": "torch"}
+    small |= {} if called in (MaskablePPO, RecurrentPPO, MaskableRecurrentPPO) else {"backend": "torch"}
     name, env = "MlpPolicy", environments(called)
-    if called is RecurrentPPO:
+    if called in (RecurrentPPO, MaskableRecurrentPPO):
         name = "MlpLstmPolicy"
         for one in (small, given):
             if "policy_kwargs" in one:

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 from torch.distributions import Distribution
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.common.checkpoints import CheckpointCallback, latest_checkpoint, write_atomically
 
 SMALL: dict[str, Any] = {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "device": "cpu", "policy_kwargs": {"net_arch": [8]}}
@@ -33,6 +33,7 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "AsyncPPO": lambda: AsyncPPO("MlpPolicy", walks(2, ACTION_SPACES["box"]), **SMALL),
     "MaskablePPO": lambda: MaskablePPO("MlpPolicy", walks(2, ACTION_SPACES["discrete"]), **SMALL),
     "RecurrentPPO": lambda: RecurrentPPO("MlpLstmPolicy", walks(2, ACTION_SPACES["box"]), **SMALL),
+    "MaskableRecurrentPPO": lambda: MaskableRecurrentPPO("MlpGruPolicy", walks(2, ACTION_SPACES["discrete"]), **SMALL),
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), **OFFLINE),
     "FMQ": lambda: FMQ("MlpPolicy", PointEnv(), **OFFLINE),
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),

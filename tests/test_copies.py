@@ -18,7 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.data import OfflineDataset
 
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "device": "cpu"}
@@ -39,6 +39,7 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "GRPO": lambda: GRPO("MlpPolicy", walks(2, BOX), group_by="none", **SMALL),
     "MaskablePPO": lambda: MaskablePPO("MlpPolicy", walks(2, ACTION_SPACES["discrete"]), **SMALL),
     "RecurrentPPO": lambda: RecurrentPPO("MlpLstmPolicy", walks(2, BOX), **SMALL),
+    "MaskableRecurrentPPO": lambda: MaskableRecurrentPPO("MlpGruPolicy", walks(2, ACTION_SPACES["discrete"]), **SMALL),
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), **OFFLINE),
     "FMQ": lambda: FMQ("MlpPolicy", PointEnv(), **OFFLINE),
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),

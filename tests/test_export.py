@@ -16,8 +16,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, FlowMapPolicy, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.deployment import export
+from tests.on_policy import walks
 from tests.tasks import PointEnv, collect
 
 ort = pytest.importorskip("onnxruntime")
@@ -190,19 +191,30 @@ def test_masks(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "pt2"])
-def test_recurrent_states(suffix, tmp_path):
-    model = RecurrentPPO("MlpLstmPolicy", PointEnv(), n_steps=8, batch_size=8, device="cpu", seed=0)
+@pytest.mark.parametrize("policy", ["MlpLstmPolicy", "MlpGruPolicy"])
+@pytest.mark.parametrize("masked", [None, spaces.Discrete(5), spaces.MultiBinary(3)], ids=["plain", "masks", "binary masks"])
+def test_recurrent_states(masked, policy, suffix, tmp_path):
+    algorithm, env = (RecurrentPPO, PointEnv()) if masked is None else (MaskableRecurrentPPO, walks(1, masked))
+    small = {"lstm_hidden_size": 16, "n_lstm_layers": 2}
+    model = algorithm(policy, env, n_steps=8, batch_size=8, device="cpu", seed=0, policy_kwargs=small)
+    with th.no_grad():
+        model.policy.action_net.weight.mul_(100)  # at first, all actions are nearly equally probable
     path = tmp_path / f"policy.{suffix}"
     export(model, path)
     rng, state, start = np.random.default_rng(0), None, np.ones(3, bool)
-    hidden = cell = np.zeros((1, 3, 256), np.float32)
+    names = ("hidden_state", "cell_state") if policy == "MlpLstmPolicy" else ("hidden_state",)
+    states = [np.zeros((2, 3, 16), np.float32) for _ in names]
     for _ in range(4):
-        observation = rng.normal(size=(3, 2)).astype(np.float32)
-        expected, state = model.predict(observation, state, start, deterministic=True)
-        inputs = {"observation": observation, "hidden_state": hidden, "cell_state": cell}
-        actions, hidden, cell = run(path, {**inputs, "episode_start": start.astype(np.float32)})
+        observation = rng.normal(size=(3, *model.observation_space.shape)).astype(np.float32)
+        inputs = dict(zip(names, states, strict=True)) | {"episode_start": start.astype(np.float32)}
+        masks = {}
+        if masked is not None:
+            masks = {"action_masks": rng.random((3, model.policy.n_choices)) < 0.6}
+        expected, state = model.predict(observation, state, start, deterministic=True, **masks)
+        actions, *states = run(path, {"observation": observation, **inputs, **masks})
         np.testing.assert_allclose(actions, expected, atol=1e-5)
-        np.testing.assert_allclose(hidden, state[0], atol=1e-5)
+        for found, wanted in zip(states, state, strict=False):
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
         start = rng.random(3) < 0.5
 
 

@@ -12,22 +12,23 @@ from gymnasium import spaces
 from on_policy import ACTION_SPACES, DICT, Walk, walks
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_flow import GRPO, PPO, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import GRPO, PPO, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.collect import CollectorError
 
 SMALL: dict[str, Any] = {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "seed": 3, "device": "cpu"}
 SMALL |= {"policy_kwargs": {"net_arch": [8]}}
 BACKENDS = ("native", "torch")
-KINDS = ("PPO native", "PPO torch", "GRPO native", "GRPO torch", "MaskablePPO", "RecurrentPPO")
+KINDS = ("PPO native", "PPO torch", "GRPO native", "GRPO torch", "MaskablePPO", "RecurrentPPO", "MaskableRecurrentPPO")
 
 
 def build(kind: str, env: Any = None, **kwargs: Any) -> Any:
     """:return: a model of this class and backend"""
     name, *backend = kind.split()
-    policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
-    env = env or walks(2, ACTION_SPACES["discrete" if name == "MaskablePPO" else "box"])
+    policy = "MlpLstmPolicy" if name.endswith("RecurrentPPO") else "MlpPolicy"
+    env = env or walks(2, ACTION_SPACES["discrete" if name.startswith("Maskable") else "box"])
     kwargs = SMALL | kwargs | ({"backend": backend[0]} if backend else {}) | ({"group_by": "none"} if name == "GRPO" else {})
-    return {"PPO": PPO, "GRPO": GRPO, "MaskablePPO": MaskablePPO, "RecurrentPPO": RecurrentPPO}[name](policy, env, **kwargs)
+    algorithms = PPO, GRPO, MaskablePPO, RecurrentPPO, MaskableRecurrentPPO
+    return {one.__name__: one for one in algorithms}[name](policy, env, **kwargs)
 
 
 def state_of(model: Any) -> dict[str, Any]:

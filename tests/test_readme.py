@@ -32,6 +32,7 @@ from sb3_flow import (
     AsyncPPO,
     FlowMapPolicy,
     MaskablePPO,
+    MaskableRecurrentPPO,
     OfflineDataset,
     RecurrentPPO,
 )
@@ -225,5 +226,6 @@ def test_the_front_page_is_short_and_names_every_class():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 170
     table = readme.split("## Which class do I want?")[1].split("##")[0]
-    for algorithm in (RQL, FMQ, FQL, RLPD, DSRL, QAM, FlowMapPolicy, PPO, MaskablePPO, RecurrentPPO, GRPO, GSPO, AsyncPPO):
+    on_policy = PPO, MaskablePPO, RecurrentPPO, MaskableRecurrentPPO, GRPO, GSPO, AsyncPPO
+    for algorithm in (RQL, FMQ, FQL, RLPD, DSRL, QAM, FlowMapPolicy, *on_policy):
         assert f"`{algorithm.__name__}`" in table

@@ -6,7 +6,9 @@ import pytest
 import torch as th
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
@@ -103,6 +105,18 @@ def test_recurrent_buffer_leaves_its_padding():
     source = inspect.getsource(RecurrentRolloutBuffer._get_samples)
     assert "self.seq_start_indices, self.pad, self.pad_and_flatten = create_sequencers(" in source
     assert list(inspect.signature(RecurrentRolloutBuffer._get_samples).parameters)[1:3] == ["batch_inds", "env_change"]
+
+
+def test_recurrent_policies_make_their_distributions_in_one_place():
+    for name in ("forward", "get_distribution", "evaluate_actions"):
+        source = inspect.getsource(getattr(RecurrentActorCriticPolicy, name))
+        assert source.count("self._get_action_dist_from_latent(latent_pi)") == 1
+    assert "self.get_distribution(" in inspect.getsource(RecurrentActorCriticPolicy._predict)
+
+
+def test_evaluation_with_masks_loses_the_states():
+    """When it no longer does, MaskableRecurrentPPO need not remember them."""
+    assert "actions, state = model.predict(" in inspect.getsource(evaluate_policy)
 
 
 def test_methods_of_actor_critic_policies():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb3_flow import GRPO, PPO, MaskablePPO, RecurrentPPO
+from sb3_flow import GRPO, PPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 
 POLICIES = {PPO: "MlpPolicy", GRPO: "MlpPolicy", RecurrentPPO: "MlpLstmPolicy", MaskablePPO: "MlpPolicy"}
+POLICIES[MaskableRecurrentPPO] = "MlpGruPolicy"
 SMALL = {"n_steps": 8, "batch_size": 4, "seed": 0, "device": "cpu"}
 
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import HumanOutputFormat
 from tasks import PointEnv, collect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, RecurrentPPO
+from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.envs import SuccessInfo
 
 SMALL = {"policy_kwargs": {"net_arch": [8]}, "batch_size": 8, "learning_starts": 0, "n_candidates": 2, "seed": 0}
@@ -159,6 +159,7 @@ VARIANTS = {
     "PPO GSPO loss": (PPO, DISCRETE, {"policy_loss": "gspo_token"}, PPO_KEYS | SEQUENCES),
     "MaskablePPO": (MaskablePPO, DISCRETE, {}, PPO_KEYS),
     "RecurrentPPO": (RecurrentPPO, DISCRETE, LSTM, PPO_KEYS | SEQUENCES),
+    "MaskableRecurrentPPO": (MaskableRecurrentPPO, DISCRETE, LSTM, PPO_KEYS | SEQUENCES),
     "GRPO": (GRPO, DISCRETE, ALONE, (PPO_KEYS | GROUPS) - NO_CRITIC),
     "GSPO": (GSPO, DISCRETE, ALONE, (PPO_KEYS | GROUPS | SEQUENCES | {"train/clip_range_high"}) - NO_CRITIC),
     "AsyncPPO": (AsyncPPO, DISCRETE, {}, PPO_KEYS | CORRECTED | ASYNC),
@@ -168,7 +169,7 @@ VARIANTS = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_on_policy(name, tmp_path):
     algorithm, space, kwargs, expected = VARIANTS[name]
-    policy = "MlpLstmPolicy" if algorithm is RecurrentPPO else "MlpPolicy"
+    policy = "MlpLstmPolicy" if issubclass(algorithm, RecurrentPPO) else "MlpPolicy"
     # the table is printed, too, and SB3 refuses one with keys that look the same
     model = algorithm(policy, walks(2, space), tensorboard_log=str(tmp_path), verbose=1, **{**ON_POLICY, **kwargs})
     model.learn(48)

@@ -14,10 +14,26 @@ from stable_baselines3 import PPO as SB3PPO
 from tasks import PointEnv, collect
 from zoo_commands import mistake
 
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import (
+    DSRL,
+    FMQ,
+    FQL,
+    GRPO,
+    GSPO,
+    PPO,
+    QAM,
+    RLPD,
+    RQL,
+    AsyncPPO,
+    FlowMapPolicy,
+    MaskablePPO,
+    MaskableRecurrentPPO,
+    RecurrentPPO,
+)
 
 NAN = float("nan")
 ON_POLICY = {PPO: {}, GRPO: {"group_by": "none"}, GSPO: {"group_by": "none"}, MaskablePPO: {}, RecurrentPPO: {}, AsyncPPO: {}}
+ON_POLICY[MaskableRecurrentPPO] = {}
 OFF_POLICY = {
     RQL: {"n_critics": 2, "flow_steps": 2},
     FMQ: {"n_candidates": 2},
@@ -35,7 +51,7 @@ def build(algorithm, **given):
     if algorithm in OFF_POLICY:
         small = {"batch_size": 4, "buffer_size": 50, "learning_starts": 2, **OFF_POLICY[algorithm]}
         return algorithm("MlpPolicy", PointEnv(), **{**small, **given}, policy_kwargs=policy_kwargs, device="cpu")
-    recurrent = algorithm is RecurrentPPO
+    recurrent = issubclass(algorithm, RecurrentPPO)
     policy_kwargs = {"lstm_hidden_size": 4, **policy_kwargs} if recurrent else policy_kwargs
     small = {"n_steps": 8, "batch_size": 4, "n_epochs": 1, **ON_POLICY[algorithm], **given}
     env = walks(2, ACTION_SPACES["discrete"])

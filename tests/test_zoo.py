@@ -52,8 +52,8 @@ def test_train(algo, logs):
     hyperparams = dict(yaml.unsafe_load((folder / env_id / "config.yml").read_text()))
     configured = yaml.safe_load(config_file(algo).read_text())[env_id]
     assert hyperparams.keys() >= configured.keys()  # without being told where they are
-    # the class's name, but for the one that the zoo has already
-    name = "flow_ppo" if algo == "flow_ppo" else ALGORITHMS[algo].__name__
+    # the class's name, but for those that the zoo has already
+    name = algo if algo in ("flow_ppo", "recurrent_ppo") else ALGORITHMS[algo].__name__
     assert list((logs(algo) / "tensorboard" / env_id / f"{name}_1").glob("events.*"))
     model = ALGORITHMS[algo].load(folder / f"{env_id}.zip")
     assert type(model) is ALGORITHMS[algo] and model.num_timesteps >= 200 and model._n_updates > 0
@@ -128,6 +128,7 @@ SEEDS = {
     "dsrl": 0,
     "qam": 0,
     "flow_ppo": 44,
+    "recurrent_ppo": 44,
     "grpo": 0,
     "gspo": 0,
     "async_ppo": 15,
@@ -173,7 +174,8 @@ def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
         if issubclass(ALGORITHMS[algo], GRPO):
             assert 16 % sampled["group_size"] == 0
             sampled["group_by"] = "none"  # PointEnv is not wrapped
-        ALGORITHMS[algo]("MlpPolicy", env, device="cpu", **sampled)  # all of it is known and allowed
+        policy = "MlpGruPolicy" if algo == "recurrent_ppo" else "MlpPolicy"
+        ALGORITHMS[algo](policy, env, device="cpu", **sampled)  # all of it is known and allowed
 
 
 def test_plots(logs, tmp_path, monkeypatch, capsys):

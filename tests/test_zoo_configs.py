@@ -205,6 +205,16 @@ def test_numbers_said_to_be_the_zoos_are(algo):
         assert ours == versions[name.split("-v")[0]]
 
 
+def test_numbers_of_recurrent_policies_said_to_be_the_zoos_are():
+    import rl_zoo3
+
+    theirs = yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo_lstm.yml").read_text())
+    for name, entry in CONFIGS["recurrent_ppo"].items():
+        named = theirs.get(name) or theirs[name.replace("-", "NoVel-")]
+        expected = {**named, "policy": "MlpLstmPolicy"} if name == "default" else named
+        assert without_spaces(entry) == without_spaces(expected)
+
+
 @pytest.mark.parametrize("algo", ["grpo", "gspo"])
 def test_numbers_of_groups_said_to_be_the_zoos_are(algo):
     theirs = {name.split("-v")[0]: entry for name, entry in CONFIGS["flow_ppo"].items()}

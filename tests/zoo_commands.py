@@ -19,6 +19,7 @@ SMALL = {
     "dsrl": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "learning_starts:100", "-n", "200"],
     "qam": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "n_critics:2", "learning_starts:100", "-n", "200"],
     "flow_ppo": ["-n", "300"],
+    "recurrent_ppo": ["-n", "300"],
     "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "async_ppo": ["-n", "300"],

@@ -33,10 +33,17 @@ MARKS = {
     "gae_lambda": "A2C",
 }
 # Algorithms with the attributes of PPO, SAC or DQN, and with policies or rollout buffers of their own
-MODULES = {"maskable": "MaskablePPO", "recurrent": "RecurrentPPO", "qrdqn": "QRDQN", "crossq": "CrossQ"}
+MODULES = {
+    "masked_policies": "MaskableRecurrentPPO",
+    "maskable": "MaskablePPO",
+    "recurrent": "RecurrentPPO",
+    "gru_policies": "RecurrentPPO",
+    "qrdqn": "QRDQN",
+    "crossq": "CrossQ",
+}
 ALIKE = {"PPO", "AsyncPPO"}
 """Algorithms that open each other's files."""
-DERIVED = {"PPO": {"GSPO", "GRPO", "MaskablePPO", "RecurrentPPO"}, "GRPO": {"GSPO"}}
+DERIVED = {"PPO": {"GSPO", "GRPO", "MaskablePPO", "RecurrentPPO", "MaskableRecurrentPPO"}, "GRPO": {"GSPO"}}
 """Algorithms that have all attributes of another algorithm."""
 
 

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_flow.common.checkpoints import write_atomically
 from sb3_flow.common.checks import check_choice
-from sb3_flow.deployment.programs import Actions, Chunks, MaskedActions, Program, RecurrentActions
+from sb3_flow.deployment.programs import Actions, Chunks, MaskedActions, MaskedRecurrentActions, Program, RecurrentActions
 from sb3_flow.offline_to_online.acting import ActingPolicy
 from sb3_flow.on_policy.gradient_steps import unchecked_distributions
 from sb3_flow.version import __version__
@@ -41,7 +41,8 @@ def export(
       of N(0, 1), fresh for each decision, shape ``(B, n, noise_dim)`` as the metadata say. The output of these policies is a
       chunk of actions, shape ``(B, h, *action_shape)``
     - ``action_masks`` of MaskablePPO, bool, shape ``(B, n_choices)``
-    - ``hidden_state``, ``cell_state`` and ``episode_start`` of RecurrentPPO, whose states are also outputs
+    - ``hidden_state``, ``cell_state`` (not of a GRU) and ``episode_start`` of RecurrentPPO, whose states are also outputs, and
+      of MaskableRecurrentPPO, which has ``action_masks`` besides
 
     Policies of the PPO family decide deterministically. The file has its metadata as JSON under the name ``sb3_flow``.
 
@@ -92,7 +93,7 @@ def _program(policy: Any, env: VecNormalize | None, keyed: bool) -> Program:
     if keyed:
         raise ValueError(f'`noise="keyed"` is for policies that act from noise, but {type(policy).__name__} does not.')
     if hasattr(policy, "lstm_actor"):
-        return RecurrentActions(policy, env)
+        return MaskedRecurrentActions(policy, env) if hasattr(policy, "masked") else RecurrentActions(policy, env)
     if isinstance(policy, MaskableActorCriticPolicy):
         return MaskedActions(policy, env)
     return Actions(policy, env)

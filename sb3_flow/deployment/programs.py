@@ -164,23 +164,38 @@ class MaskedActions(Actions):
 
 class RecurrentActions(Program):
     """
-    Decisions of RecurrentPPO. States of the LSTM, shape ``(layers, B, size)``, are inputs and outputs; ``episode_start``, of
-    shape ``(B,)``, is 1 where an episode begins.
+    Decisions of RecurrentPPO. States of the LSTM or GRU, shape ``(layers, B, size)``, are inputs and outputs;
+    ``episode_start``, of shape ``(B,)``, is 1 where an episode begins.
     """
 
-    outputs = ("actions", "next_hidden_state", "next_cell_state")
+    def __init__(self, policy: Any, env: VecNormalize | None) -> None:
+        super().__init__(policy, env)
+        self.states = ("hidden_state", "cell_state") if isinstance(policy.lstm_actor, nn.LSTM) else ("hidden_state",)
+        self.outputs = ("actions", *(f"next_{name}" for name in self.states))
 
     def inputs(self, n: int) -> Named:
         lstm = self.policy.lstm_actor
-        state = (lstm.num_layers, n, lstm.hidden_size)
-        return {"hidden_state": th.zeros(state), "cell_state": th.zeros(state), "episode_start": th.zeros(n)}
+        states = {name: th.zeros(lstm.num_layers, n, lstm.hidden_size) for name in self.states}
+        return {**states, "episode_start": th.zeros(n)}
 
     def decide(self, observation: PyTorchObs, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
-        hidden, cell, episode_start = inputs
+        n = len(self.states)
+        states, episode_start = inputs[:n], inputs[n]
         policy, goes_on = self.policy, (1.0 - episode_start).view(1, -1, 1)
         # sb3-contrib's policy looks at the starts of episodes, which an exported program cannot
         prepared = preprocess_obs(observation, policy.observation_space, normalize_images=policy.normalize_images)
         features = policy.pi_features_extractor(prepared)
-        output, (hidden, cell) = policy.lstm_actor(features.unsqueeze(0), (goes_on * hidden, goes_on * cell))
+        output, states = policy.lstm_actor(features.unsqueeze(0), tuple(goes_on * state for state in states))
         latent = policy.mlp_extractor.forward_actor(output[0])
-        return policy._get_action_dist_from_latent(latent).get_actions(deterministic=True), hidden, cell
+        return policy._get_action_dist_from_latent(latent).get_actions(deterministic=True), *states[:n]
+
+
+class MaskedRecurrentActions(RecurrentActions):
+    """Decisions of MaskableRecurrentPPO; ``action_masks`` is the last input, bool."""
+
+    def inputs(self, n: int) -> Named:
+        return {**super().inputs(n), "action_masks": th.ones(n, self.policy.n_choices, dtype=th.bool)}
+
+    def decide(self, observation: PyTorchObs, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
+        with self.policy.masked(inputs[-1]):
+            return super().decide(observation, *inputs[:-1])

@@ -1,4 +1,4 @@
-"""The collection loop of PPO, MaskablePPO and RecurrentPPO: SB3's loop, which also records the ends of episodes."""
+"""The collection loop of PPO and its variants with masks and memory: SB3's loop, which also records the ends of episodes."""
 
 import warnings
 from contextlib import nullcontext
@@ -107,7 +107,7 @@ class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, OnPolicyAlgorit
         :param callback: called at each step, and at the beginning and end of the rollout
         :param rollout_buffer: the buffer that is filled
         :param n_rollout_steps: steps to collect in each environment; for whole episodes, the largest number of steps
-        :param use_masking: ask the environments for action masks (MaskablePPO)
+        :param use_masking: ask the environments for action masks (MaskablePPO, MaskableRecurrentPPO)
         :return: False if the callback ended training
         """
         assert self._last_obs is not None, "No previous observation was provided"

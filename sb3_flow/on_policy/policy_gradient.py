@@ -1,4 +1,4 @@
-"""The update of PPO, MaskablePPO and RecurrentPPO, with a choice of advantages and of policy losses."""
+"""The update of PPO and its variants with masks and memory, with a choice of advantages and of policy losses."""
 
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -41,6 +41,7 @@ class EstimatedRollouts(MinibatchBuffer):
     """
 
     estimator: Estimator
+    has_cells = True  # recurrent states have cell states; without, their arrays are empty
     n_learned: tuple[int, int]  # steps to learn from, and episodes or parts of episodes with such steps
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -54,6 +55,8 @@ class EstimatedRollouts(MinibatchBuffer):
     def reset(self) -> None:
         self.buffer_size = vars(self).get("capacity", self.buffer_size)
         super().reset()
+        for name in () if self.has_cells else ("cell_states_pi", "cell_states_vf"):
+            setattr(self, name, np.zeros((*getattr(self, name).shape[:-1], 0), dtype=np.float32))
         shape = (self.buffer_size, self.n_envs)
         self.raw_rewards = np.zeros(shape, dtype=np.float32)
         self.terminated = np.zeros(shape, dtype=bool)

@@ -23,8 +23,8 @@ def importance_ratios(
     policy that acted: after an update the histogram shows how far the policy has moved and how much the clipping left behind.
     For GSPO it shows the ratios of episodes.
 
-    :param source: a model of ``PPO``, ``MaskablePPO``, ``RecurrentPPO``, ``GRPO``, ``GSPO`` or ``AsyncPPO`` after
-        ``learn``, or log-ratios, shape ``(n,)``
+    :param source: a model of ``PPO``, ``MaskablePPO``, ``RecurrentPPO``, ``MaskableRecurrentPPO``, ``GRPO``, ``GSPO`` or
+        ``AsyncPPO`` after ``learn``, or log-ratios, shape ``(n,)``
     :param clip_range: epsilon of the surrogate, drawn as 1 - epsilon and 1 + epsilon; by default the model's
     :param clip_range_high: epsilon of the upper side, if it differs
     :param title: of the figure

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch as th
 from sb3_contrib import MaskablePPO as ContribMaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
@@ -19,6 +20,21 @@ from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import EstimatedRollouts
+
+
+def masks_of(env: VecEnv, use_masking: bool) -> np.ndarray | None:
+    """Ask environments for the masks of their actions, shape ``(n_envs, n_choices)``; None without masking."""
+    return get_action_masks(env) if use_masking else None
+
+
+def check_masking(env: VecEnv, use_masking: bool) -> None:
+    """
+    Refuse environments without action masks.
+
+    :raises ValueError: if masks are used and the environments have none
+    """
+    if use_masking and not is_masking_supported(env):
+        raise ValueError("Environment does not support action masking. Consider using ActionMasker wrapper")
 
 
 class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
@@ -68,12 +84,11 @@ class MaskablePPO(PolicyGradient, ContribMaskablePPO):  # type: ignore[misc]
         super().__init__(**arguments_in(locals()))
 
     def _begin_rollout(self, env: VecEnv, rollout_buffer: EstimatedRollouts, use_masking: bool) -> None:
-        if use_masking and not is_masking_supported(env):
-            raise ValueError("Environment does not support action masking. Consider using ActionMasker wrapper")
+        check_masking(env, use_masking)
         super()._begin_rollout(env, rollout_buffer, use_masking)
 
     def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
-        action_masks = get_action_masks(env) if use_masking else None
+        action_masks = masks_of(env, use_masking)
         return *self.policy(self._last_observations(), action_masks=action_masks), {"action_masks": action_masks}
 
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:

@@ -1,17 +1,20 @@
 """RecurrentPPO with a choice of advantages and losses."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from sb3_contrib import RecurrentPPO as ContribRecurrentPPO
+from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow.common.checks import arguments_in
+from sb3_flow.common.checks import arguments_in, check_choice
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.on_policy.arguments import Recomputation
 from sb3_flow.on_policy.collection import stack_observations
@@ -19,6 +22,7 @@ from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
 from sb3_flow.on_policy.reference import ReferencePolicy
 from sb3_flow.on_policy.rollout_buffer import FinalObservation, with_estimates
+from sb3_flow.ppo.gru_policies import Gru, GruCnnPolicy, GruMultiInputPolicy, GruPolicy
 
 
 class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
@@ -26,7 +30,19 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     Extend sb3-contrib's RecurrentPPO by the choices of :class:`sb3_flow.PPO`, whose docstring explains the arguments from
     ``advantage`` to ``recompute_advantages``; all other arguments, and the treatment of recurrent states, are sb3-contrib's.
     Minibatches hold sequences, not whole episodes: "gspo" takes its ratio over an episode's part in the minibatch.
+
+    Beside sb3-contrib's policies there are ``MlpGruPolicy``, ``CnnGruPolicy`` and ``MultiInputGruPolicy``, with a GRU in place
+    of the LSTM and the same arguments. A GRU has no cell state: the second part of the states of ``predict`` is empty.
     """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        **ContribRecurrentPPO.policy_aliases,
+        "MlpGruPolicy": GruPolicy,
+        "CnnGruPolicy": GruCnnPolicy,
+        "MultiInputGruPolicy": GruMultiInputPolicy,
+    }
+    policy_base: type[RecurrentActorCriticPolicy] = RecurrentActorCriticPolicy
+    buffer_classes = RecurrentRolloutBuffer, RecurrentDictRolloutBuffer
 
     policy: RecurrentActorCriticPolicy
     _last_lstm_states: RNNStates  # type: ignore[assignment]
@@ -70,20 +86,32 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
     ):
         super().__init__(**arguments_in(locals()))
 
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice(tuple(self.policy_aliases), policy=policy_name)
+        return super()._get_policy_from_name(policy_name)
+
     def _build(self) -> None:
+        if not issubclass(self.policy_class, self.policy_base):
+            raise ValueError(
+                f"`policy` must be one of {', '.join(self.policy_aliases)} or a subclass of {self.policy_base.__name__}, but "
+                f"{self.policy_class.__name__} was given."
+            )
         ContribRecurrentPPO._setup_model(self)
         stock: Any = self.rollout_buffer  # sb3-contrib's RecurrentPPO takes no class of buffers
-        buffer_class: Any = type(stock)
+        buffer_class: Any = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         settings = {"device": self.device, "gamma": self.gamma, "gae_lambda": self.gae_lambda, "n_envs": self.n_envs}
         shapes = self.n_steps, self.observation_space, self.action_space, stock.hidden_state_shape
         self.rollout_buffer = with_estimates(buffer_class)(*shapes, **settings)
+        if isinstance(self.policy.lstm_actor, Gru):
+            self.rollout_buffer.has_cells = False
+            self._last_lstm_states = RNNStates(*((hidden, cell[..., :0]) for hidden, cell in self._last_lstm_states))
 
-    def _act(self, env: VecEnv, use_masking: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
+    def _act(self, env: VecEnv, use_masking: bool, **masks: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor, dict[str, Any]]:
         episode_starts = th.tensor(self._last_episode_starts, dtype=th.float32, device=self.device)
         actions, values, log_probs, self._new_lstm_states = self.policy(
-            self._last_observations(), self._last_lstm_states, episode_starts
+            self._last_observations(), self._last_lstm_states, episode_starts, **masks
         )
-        return actions, values, log_probs, {"lstm_states": self._last_lstm_states}
+        return actions, values, log_probs, {"lstm_states": self._last_lstm_states, **masks}
 
     def _after_step(self) -> None:
         self._last_lstm_states = self._new_lstm_states
@@ -108,11 +136,17 @@ class RecurrentPPO(PolicyGradient, ContribRecurrentPPO):  # type: ignore[misc]
         states: Any = self._last_lstm_states.vf
         return self.policy.predict_values(self._last_observations(), states, episode_starts)
 
+    def _masks(self, data: Any) -> dict[str, Any]:
+        """Return the masks of a minibatch's actions as an argument of the policy, if there are any."""
+        return {}
+
     def _evaluate(self, data: Any) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        return self.policy.evaluate_actions(data.observations, self._actions(data), data.lstm_states, data.episode_starts)
+        given = data.observations, self._actions(data), data.lstm_states, data.episode_starts
+        return self.policy.evaluate_actions(*given, **self._masks(data))
 
     def _distribution(self, policy: Any, data: Any) -> Distribution:
-        found: Distribution = policy.get_distribution(data.observations, data.lstm_states.pi, data.episode_starts)[0]
+        given = data.observations, data.lstm_states.pi, data.episode_starts
+        found: Distribution = policy.get_distribution(*given, **self._masks(data))[0]
         return found
 
     def _excluded_save_params(self) -> list[str]:

@@ -6,7 +6,21 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 import sb3_flow.envs  # noqa: F401  (registers the ids of OGBench's single tasks)
-from sb3_flow import DSRL, FMQ, FQL, GRPO, GSPO, PPO, QAM, RLPD, RQL, AsyncPPO, HerReplayBuffer, PrioritizedReplayBuffer
+from sb3_flow import (
+    DSRL,
+    FMQ,
+    FQL,
+    GRPO,
+    GSPO,
+    PPO,
+    QAM,
+    RLPD,
+    RQL,
+    AsyncPPO,
+    HerReplayBuffer,
+    PrioritizedReplayBuffer,
+    RecurrentPPO,
+)
 
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "rql": RQL,
@@ -16,6 +30,7 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "dsrl": DSRL,
     "qam": QAM,
     "flow_ppo": PPO,
+    "recurrent_ppo": RecurrentPPO,
     "grpo": GRPO,
     "gspo": GSPO,
     "async_ppo": AsyncPPO,

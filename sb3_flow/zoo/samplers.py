@@ -11,6 +11,7 @@ import optuna
 from rl_zoo3 import hyperparams_opt as zoo
 
 Params = dict[str, Any]
+MEMORY = ("lstm_hidden_size", "enable_critic_lstm")
 
 
 def _off_policy(trial: optuna.Trial) -> Params:
@@ -118,6 +119,21 @@ def sample_async_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, ad
     return {**params, "policy_loss": trial.suggest_categorical("policy_loss", ["clip", "decoupled"])}
 
 
+def sample_recurrent_ppo_params(trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Params) -> Params:
+    """Sample hyperparameters of RecurrentPPO, those of PPO and of its memory: see :func:`sample_rql_params`."""
+    params = sample_flow_ppo_params(trial, n_actions, n_envs, additional_args)
+    params["lstm_hidden_size"] = trial.suggest_categorical("lstm_hidden_size", [32, 64, 128])
+    params["enable_critic_lstm"] = trial.suggest_categorical("enable_critic_lstm", [True, False])
+    return _memory(params)
+
+
+def _memory(params: Params) -> Params:
+    """Put the arguments of the LSTM or GRU among the policy's."""
+    of_policy = {name: params[name] for name in MEMORY}
+    others = {name: value for name, value in params.items() if name not in MEMORY}
+    return {**others, "policy_kwargs": {**params["policy_kwargs"], **of_policy}}
+
+
 def _group(trial: optuna.Trial, n_envs: int) -> Params:
     sizes = [size for size in (4, 8, 16, 32) if n_envs % size == 0]
     return {
@@ -160,6 +176,11 @@ def convert_on_policy_params(sampled_params: Params) -> Params:
     return _clip_higher(zoo.convert_onpolicy_params(sampled_params))
 
 
+def convert_recurrent_params(sampled_params: Params) -> Params:
+    """Turn a trial's record into hyperparameters of RecurrentPPO."""
+    return _memory(convert_on_policy_params(sampled_params))
+
+
 def convert_group_params(sampled_params: Params) -> Params:
     """Turn a trial's record into hyperparameters of GRPO or GSPO: without GAE's parameter, which has no effect there."""
     params = convert_on_policy_params({"one_minus_gae_lambda": 0.0, **sampled_params})
@@ -177,6 +198,7 @@ def register() -> None:
         "dsrl": (sample_dsrl_params, convert_dsrl_params),
         "qam": (sample_qam_params, convert_qam_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
+        "recurrent_ppo": (sample_recurrent_ppo_params, convert_recurrent_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),
         "async_ppo": (sample_async_ppo_params, convert_on_policy_params),

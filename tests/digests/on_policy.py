@@ -9,7 +9,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_flow import GRPO, GSPO, PPO, AsyncPPO, GroupedStart, MaskablePPO, RecurrentPPO
+from sb3_flow import GRPO, GSPO, PPO, AsyncPPO, GroupedStart, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from tests.digests.running import Cases, logged, predictions
 from tests.on_policy import ACTION_SPACES, DICT, IMAGE, walks
 
@@ -40,7 +40,7 @@ def on_policy(algorithm: Any, policy: str, env: VecEnv, steps: int = 256, **opti
     model = algorithm(policy, env, **{**SMALL, **options})
     values = logged(model)
     model.learn(steps)
-    masks = {"action_masks": np.array([[True, False, True]] * 5)} if algorithm is MaskablePPO else {}
+    masks = {"action_masks": np.array([[True, False, True]] * 5)} if algorithm in (MaskablePPO, MaskableRecurrentPPO) else {}
     found = [model, values.kept, predictions(model, **masks), model.num_timesteps, getattr(model, "chosen_backend", None)]
     if isinstance(model, AsyncPPO):
         model.close()
@@ -78,6 +78,10 @@ for variant in ("defaults", "vtrace", "dual_clip", "gspo", "decoupled", "referen
     )
     CASES[f"recurrent_ppo {variant}"] = lambda options=VARIANTS[variant]: on_policy(
         *(RecurrentPPO, "MlpLstmPolicy", walks(2, ACTION_SPACES["box"]), 128),
+        **{**options, "policy_kwargs": {"net_arch": [8], "lstm_hidden_size": 8}},
+    )
+    CASES[f"maskable_recurrent_ppo {variant}"] = lambda options=VARIANTS[variant]: on_policy(
+        *(MaskableRecurrentPPO, "MlpGruPolicy", walks(2, ACTION_SPACES["discrete"]), 128),
         **{**options, "policy_kwargs": {"net_arch": [8], "lstm_hidden_size": 8}},
     )
 for variant, options in {

@@ -39,7 +39,7 @@ def read_waivers(algorithm: str) -> dict[str, str]:
 
 
 ALGORITHM = os.environ.get("SB3_FLOW_SEAT", "RQL")
-PACKAGE, SEAT, _, DEFAULTS, _, _, BESIDE = SEATS[ALGORITHM]
+PACKAGE, SEAT, _, DEFAULTS, _, _, BESIDE, POLICIES, LEARNING = SEATS[ALGORITHM]
 THEIRS = getattr(importlib.import_module(PACKAGE), SEAT)
 OURS = getattr(sb3_flow, SEATS[ALGORITHM].ours)
 # What the suites call an algorithm where they use a string
@@ -47,6 +47,8 @@ NAMES = {name.lower() for name, value in vars(sys.modules[PACKAGE]).items() if i
 
 
 def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
+    if args and isinstance(args[0], str):
+        args = (POLICIES.get(args[0], args[0]), *args[1:])
     given = inspect.signature(OURS).bind_partial(*args, **kwargs).arguments  # by position too
     policy_kwargs = given.get("policy_kwargs") or {}
     defaults = {name: value for name, value in DEFAULTS.items() if name not in {**given, **policy_kwargs}}
@@ -55,8 +57,12 @@ def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
     OURS.__init__(self, *args, **{**defaults, **kwargs})
 
 
+def _learn(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> BaseAlgorithm:
+    return OURS.learn(self, *args, **{**LEARNING, **kwargs})
+
+
 # Named like the class whose seat it takes: some tests look for log folders with that name
-REPLACEMENT = type(SEAT, (OURS,), {"__module__": __name__, "__doc__": OURS.__doc__, "__init__": _init})
+REPLACEMENT = type(SEAT, (OURS,), {"__module__": __name__, "__doc__": OURS.__doc__, "__init__": _init, "learn": _learn})
 REPLACEMENTS = [(THEIRS, REPLACEMENT)]
 REPLACEMENTS += [(getattr(sys.modules[PACKAGE], name), getattr(sb3_flow, name)) for name in BESIDE]
 for _module in [module for name, module in sys.modules.items() if name.split(".")[0] == PACKAGE]:

@@ -12,6 +12,8 @@ class Seat(NamedTuple):
     :param ignored: test files that are left out
     :param files: the test files that are run; none for all
     :param beside: further classes of that package whose places are taken by classes of ours of the same names
+    :param policies: names of policies for those that the tests give
+    :param learning: arguments of ``learn`` for the tests that do not pass them
     """
 
     package: str
@@ -21,6 +23,8 @@ class Seat(NamedTuple):
     ignored: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    policies: dict[str, str] = {}  # noqa: RUF012
+    learning: dict[str, Any] = {}  # noqa: RUF012
 
 
 def sb3(seat: str, ours: str, **defaults: Any) -> Seat:
@@ -31,6 +35,11 @@ def sb3(seat: str, ours: str, **defaults: Any) -> Seat:
 def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
     """A seat in sb3-contrib's suite."""
     return Seat("sb3_contrib", seat, ours, defaults)
+
+
+def named(network: str, ending: str = "Policy") -> dict[str, str]:
+    """Name a recurrent policy for each name with that ending."""
+    return {f"{kind}{ending}": f"{kind}{network}Policy" for kind in ("Mlp", "Cnn", "MultiInput")}
 
 
 # In the seat PPO the compiled loops take every policy that they cover. V-trace sits with SB3's random numbers, because
@@ -44,6 +53,7 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 # HerReplayBuffer is tested with RLPD, since only algorithms of ours can have it.
 # QAM has edits, so that they are tested, too, and small networks for the time that its updates take. With an entropy
 # coefficient from 1 the edits of test_identity.py are still random after 300 updates (58 of 100, 90 are wanted).
+# MaskableRecurrentPPO's small LSTM: for the time it takes. In the seat of RecurrentPPO the environments have no masks.
 AS_SAC = {"net_arch": [256, 256]}
 """The networks of SAC, whose seat is taken: smaller than the defaults of these algorithms."""
 
@@ -64,4 +74,9 @@ SEATS = {
     "PPO-vtrace": sb3("PPO", "PPO", advantage="vtrace", backend="torch"),
     "RecurrentPPO": contrib("RecurrentPPO", "RecurrentPPO"),
     "MaskablePPO": contrib("MaskablePPO", "MaskablePPO"),
+    "GRU": contrib("RecurrentPPO", "RecurrentPPO")._replace(policies=named("Gru", "LstmPolicy")),
+    "MaskableRecurrentPPO": contrib("MaskablePPO", "MaskableRecurrentPPO", policy_kwargs={"lstm_hidden_size": 32})._replace(
+        policies=named("Lstm")
+    ),
+    "MaskableRecurrentPPO-LSTM": contrib("RecurrentPPO", "MaskableRecurrentPPO")._replace(learning={"use_masking": False}),
 }

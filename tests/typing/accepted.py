@@ -27,6 +27,7 @@ from sb3_flow import (
     GroupedStart,
     HerReplayBuffer,
     MaskablePPO,
+    MaskableRecurrentPPO,
     OfflineDataset,
     RecurrentPPO,
 )
@@ -131,6 +132,9 @@ def on_policy(observation: np.ndarray) -> None:
     GSPO("MlpPolicy", env, n_steps=100, group_size=4, length_scaled_clip=False).learn(1000)
     RecurrentPPO("MlpLstmPolicy", env, recompute_advantages="auto").learn(1000)
     MaskablePPO("MlpPolicy", env, clip_range_high=0.3).learn(1000, use_masking=True)
+    both = MaskableRecurrentPPO("MlpGruPolicy", env, advantage="vtrace").learn(1000, use_masking=False)
+    assert_type(both, MaskableRecurrentPPO)
+    both.predict(observation, None, np.ones(1, bool), True, np.ones((1, 2), bool))
     asynchronous = AsyncPPO("MlpPolicy", lambda: VecMonitor(EnvPoolVecEnv("CartPole-v1", num_envs=8)), mode="free")
     assert_type(asynchronous.learn(1000), AsyncPPO)
     actions, _ = asynchronous.predict(observation)

@@ -18,6 +18,7 @@ from sb3_flow import (
     GroupedStart,
     HerReplayBuffer,
     MaskablePPO,
+    MaskableRecurrentPPO,
     OfflineDataset,
     RecurrentPPO,
 )
@@ -80,6 +81,7 @@ GRPO("MlpPolicy", env, baseline="max")  # wrong
 GSPO("MlpPolicy", env, policy_loss="clip")  # wrong
 GSPO("MlpPolicy", env, clip_rang=0.2)  # wrong
 MaskablePPO("MlpPolicy", env, use_sde=True)  # wrong
+MaskableRecurrentPPO("MlpLstmPolicy", env, use_sde=True)  # wrong
 RecurrentPPO("MlpLstmPolicy", env, lstm_hidden_size=64)  # wrong
 GroupedStart(gym.make("CartPole-v1"), number=1)  # wrong
 EnvPoolVecEnv("CartPole-v1", num_envs="8")  # wrong
