@@ -76,13 +76,8 @@ def test_rows_of_files() -> None:
 
     def row(one: TrajectoryWithRew) -> dict[str, Any]:
         infos = [json.dumps(info) for info in one.infos]
-        return {
-            "obs": one.obs.tolist(),
-            "acts": one.acts.tolist(),
-            "infos": infos,
-            "terminal": True,
-            "rews": one.rews.tolist(),
-        }
+        lists = {name: getattr(one, name).tolist() for name in ("obs", "acts", "rews")}
+        return lists | {"infos": infos, "terminal": True}
 
     given = [trajectory(4, truncated=True, seed=1), trajectory(4, truncated=False, seed=2)]
     of_rows, of_objects = made(*map(row, given)), made(*given)
@@ -158,7 +153,7 @@ def test_other_things_are_refused() -> None:
     with pytest.raises(ValueError, match="`rewards` must be a finite number, but nan was given"):
         made(one, rewards=float("nan"))
     with pytest.raises(ValueError, match="flow policies need continuous"):
-        OfflineDataset.from_trajectories([vars(one) | {"acts": np.zeros(4, np.int64)}], observation_space=None)
+        OfflineDataset.from_trajectories([vars(one) | {"acts": np.zeros(4, np.int64)}])
 
 
 def test_a_folder_of_imitation_is_recognised(tmp_path: Any) -> None:

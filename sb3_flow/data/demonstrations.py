@@ -143,8 +143,8 @@ def _warn_of_time_limit(lengths: np.ndarray) -> None:
     longest = int(np.count_nonzero(lengths == at_most))
     if longest > 1:
         warnings.warn(
-            f"{longest} terminal trajectories have {at_most} steps, and no terminal trajectory has more: perhaps a time limit cut "
-            f"them off, which imitation calls terminal, too. Then give `time_limit={at_most}`, so that values are "
+            f"{longest} terminal trajectories have {at_most} steps, and no terminal trajectory has more: perhaps a time limit "
+            f"cut them off, which imitation calls terminal, too. Then give `time_limit={at_most}`, so that values are "
             "bootstrapped there; a larger number says that no limit was met",
             stacklevel=4,
         )
