@@ -128,9 +128,11 @@ def test_other_things_are_refused() -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (transitions, ValueError, "transitions without their order are given"),
         (vars(one), ValueError, "a single trajectory was given"),
-        (one, TypeError, "must be a list of trajectories, but a TrajectoryWithRew was given"),
+        (one, ValueError, "a single trajectory was given"),
         ("folder", TypeError, "must be a list of trajectories, but a str was given"),
         ([], ValueError, "holds no steps"),
+        ({"train": [one]}, TypeError, "must be a list of trajectories, but a dict was given"),
+        ([vars(one) | {"infos": ["{}", "{"]}], ValueError, "trajectory 0: the last info is no JSON"),
         (
             [np.zeros(3)],
             ValueError,

@@ -35,9 +35,10 @@ from sb3_flow import (
 )
 from sb3_flow.data.generate import generate
 
-# the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs; those of integrations.md
-# follow one another, and tests/test_integrations.py compares what they print with the page
-ELSEWHERE = ("docs/development/add_an_algorithm.md", "docs/guide/integrations.md")
+# the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs; the blocks of
+# integrations.md follow one another, and tests/test_integrations.py compares what they print with the page
+INTEGRATIONS = "docs/guide/integrations.md"
+ELSEWHERE = ("docs/development/add_an_algorithm.md", INTEGRATIONS)
 SCRIPTS = [(page, text) for page, kind, text in BLOCKS if kind == "python" and page not in ELSEWHERE]
 LINES = [line.split("  #")[0].strip() for _, kind, text in BLOCKS if kind == "sh" for line in text.strip().splitlines()]
 COMMANDS = list(dict.fromkeys(LINES))  # each once, also where two pages print it
@@ -46,10 +47,8 @@ SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{
 
 def test_blocks_are_marked():
     assert {kind for _, kind, _ in BLOCKS} == {"python", "sh", "text"} | SPHINX
-    pages = {page for page, kind, _ in BLOCKS if kind == "text"}  # a map, a diagram, a list of versions, what scripts print
-    assert pages == {
-        f"docs/{page}.md" for page in ("development/how_it_is_built", "development/releases", "guide/integrations")
-    }
+    pages = {page for page, kind, _ in BLOCKS if kind == "text"}  # a map, a diagram, a list of versions; what scripts print
+    assert pages == {"docs/development/how_it_is_built.md", "docs/development/releases.md", INTEGRATIONS}
 
 
 @pytest.fixture(scope="module")

@@ -48,11 +48,11 @@ def read_trajectories(trajectories: Iterable[Any], rewards: float | None, time_l
     check_number(rewards=rewards)
     if time_limit is not None:
         check_whole(1, time_limit=time_limit)
-    if isinstance(trajectories, str | bytes) or not isinstance(trajectories, Iterable):
-        raise TypeError(f"`trajectories` must be a list of trajectories, but a {type(trajectories).__name__} was given")
     if _field(trajectories, "obs") is not None:
         whole = _field(trajectories, "terminal") is not None
         raise ValueError("`trajectories` must be a list, but a single trajectory was given" if whole else FLATTENED)
+    if isinstance(trajectories, str | bytes | Mapping) or not isinstance(trajectories, Iterable):
+        raise TypeError(f"`trajectories` must be a list of trajectories, but a {type(trajectories).__name__} was given")
     read = [_read(f"trajectory {i}", each, rewards, time_limit) for i, each in enumerate(trajectories)]
     numbered = [(i, each) for i, each in enumerate(read) if len(each.actions)]
     if not numbered:
@@ -128,7 +128,10 @@ def _cut_off(where: str, infos: Any) -> bool | None:
     """Read SB3's ``TimeLimit.truncated`` in the last info, which imitation's files hold as JSON; None: it is not there."""
     last = infos[-1] if infos is not None and len(infos) else {}
     if isinstance(last, str):
-        last = json.loads(last)
+        try:
+            last = json.loads(last)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: the last info is no JSON: {error}") from error
     found = last.get("TimeLimit.truncated") if isinstance(last, Mapping) else None
     if found is None or isinstance(found, bool | np.bool_):
         return None if found is None else bool(found)

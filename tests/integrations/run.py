@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--python", help="an interpreter that has the packages")
     parser.add_argument("--only", nargs="*", choices=titles, default=titles, help="sections; the first makes the others' data")
     given = parser.parse_args()
-    python = given.python or environment()
+    python = os.path.abspath(given.python) if given.python else environment()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for section in sections():

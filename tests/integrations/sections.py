@@ -58,9 +58,7 @@ class Section:
             script = folder / f"{re.sub(r'[^a-z]', '_', self.title.lower())}_{number}.py"
             script.write_text(text)
             module = ["-m", "tests.integrations.notebook"] if self.title == "Notebooks" else []
-            done = subprocess.run(
-                [python, *module, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
-            )
+            done = _run([python, *module, str(script)], folder, environment)
             if done.returncode:
                 return f"{script.name} failed:\n{done.stdout}{done.stderr}"
             printed = done.stdout
@@ -83,6 +81,10 @@ def sections() -> list[Section]:
     return found
 
 
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+
+
 def _run_commands(text: str, python: str, folder: Path, environment: dict[str, str]) -> str:
     """Run commands, and look at the studies that a dashboard shows; return what the last command printed."""
     printed = ""
@@ -91,9 +93,7 @@ def _run_commands(text: str, python: str, folder: Path, environment: dict[str, s
             command = command.replace(words, small)
         program, *arguments = command.split()
         if program == "python":
-            done = subprocess.run(
-                [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
-            )
+            done = _run([python, *arguments], folder, environment)
             assert done.returncode == 0, done.stdout + done.stderr
             printed = done.stdout
         else:
