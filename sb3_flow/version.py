@@ -9,6 +9,8 @@ MINIMUM = "2.9.2"
 
 def check_stable_baselines3() -> None:
     """
+    Refuse a Stable-Baselines3 that is too old.
+
     :raises ImportError: if Stable-Baselines3 is older than ``MINIMUM``, whose protected methods are overridden here
     """
     installed = metadata.version("stable_baselines3")

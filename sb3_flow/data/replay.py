@@ -9,7 +9,6 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.preprocessing import get_obs_shape
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -19,9 +18,10 @@ from sb3_flow.common.saved_by import SAVED_VERSION, warn_of_newer
 from sb3_flow.data.columns import expect_random_reads
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
-from sb3_flow.data.residence import Storage, delivered, fits, n_bytes
-from sb3_flow.data.rows import Rows, StoredSteps
+from sb3_flow.data.residence import Storage, delivered, n_bytes
+from sb3_flow.data.rows import Rows
 from sb3_flow.data.samples import ChunkSamples
+from sb3_flow.data.step_storage import StepStorage
 from sb3_flow.data.table import Sampling, TrajectoryTable
 from sb3_flow.data.trajectories import OnlineTrajectories, WindowRule, count_starts
 from sb3_flow.data.windows import Starts, TableTensors, Windows, select, shapes_of_windows
@@ -31,7 +31,7 @@ VERSIONS = itertools.count()
 """A number for each change of the tensors that some replay buffer samples from."""
 
 
-class TrajectoryReplayBuffer(ReplayBuffer):
+class TrajectoryReplayBuffer(StepStorage):
     """
     Replay buffer for offline-to-online training with action chunks.
 
@@ -105,66 +105,15 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self.generator: th.Generator | None = None
         self.offline_only = False  # sample from the dataset alone, also if there are online steps
 
-        self.observations = self._allocate(observation_space)
-        if not optimize_memory_usage:
-            self.next_observations = self._allocate(observation_space)
-        sizes = (self.buffer_size, n_envs)
-        self.actions = np.zeros((*sizes, self.action_dim), dtype=np.float32)
-        self.rewards, self.dones, self.timeouts, self.terminated = (np.zeros(sizes, dtype=np.float32) for _ in range(4))
+        self._allocate_ring()
 
         self.trajectories = OnlineTrajectories(self.buffer_size, n_envs)
         self.offline_dataset: OfflineDataset | None = None
         self._settle()
 
-    def _allocate(self, space: spaces.Space[Any]) -> Any:
-        # zeros are not committed by the operating system before they are written
-        sizes = (self.buffer_size, self.n_envs)
-        return map_arrays(lambda sub: np.zeros((*sizes, *get_obs_shape(sub)), dtype=sub.dtype), space)
-
-    def _shaped(self, observations: Any) -> Any:
-        """Give a dataset's observations the shapes in which SB3 stores them: Discrete observations get a dimension."""
-        return map_arrays(lambda space, array: array.reshape(-1, *get_obs_shape(space)), self.observation_space, observations)
-
-    @property
-    def storage_device(self) -> th.device:
-        return self.device if self.is_resident else th.device("cpu")
-
-    @property
-    def is_resident(self) -> bool:
-        """Say whether dataset and online steps are copied to ``device``, where batches are gathered."""
-        return self.storage == "device" or (self.storage == "auto" and self._fits)
-
-    def _arrays(self) -> list[Any]:
-        """List the ring's arrays in the order of ``Rows``."""
-        arrays = [self.observations, self.actions, self.rewards, self.terminated]
-        return arrays if self.optimize_memory_usage else [*arrays, self.next_observations]
-
-    def _tensors(self, arrays: Any) -> Any:
-        """Make tensors on the storage device, which share the arrays' memory if the arrays are there."""
-        with warnings.catch_warnings():
-            # datasets are read-only and nothing here writes into them
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            tensors = map_arrays(th.as_tensor, arrays)
-        return map_arrays(lambda tensor: tensor.to(self.storage_device, copy=self.is_resident), tensors)
-
-    @property
-    def residence(self) -> str:
-        """Say where how many steps reside."""
-        size, kind = f"{self._size / 1e9:.2f} GB", f'`storage="{self.storage}"`'
-        return f"The steps of dataset and replay buffer ({size}) reside on {self.storage_device} ({kind})"
-
-    def _settle(self) -> None:
-        self._size = n_bytes(self._arrays())
-        self._fits = fits(self._size, self.device)
-        self._build_tensors()
-
     def _build_tensors(self) -> None:
+        super()._build_tensors()
         self._shapes: Any = None
-        # (buffer_size, n_envs, ...) to (buffer_size * n_envs, ...), views
-        online = Rows(*(map_arrays(lambda ring: ring.flatten(0, 1), self._tensors(part)) for part in self._arrays()))
-        assert isinstance(self.action_space, spaces.Box)
-        bounds = (self._tensors(bound.flatten()) for bound in (self.action_space.low, self.action_space.high))
-        self._stored = StoredSteps(online, self.buffer_size, self.n_envs, *bounds)
         self._normalizer = TensorNormalizer(self.storage_device)
         self._build_table(np.zeros((0, 5), dtype=np.int64))
 
@@ -236,15 +185,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self._build_table(table)
         self.offline_dataset = dataset
 
-    def _find_room(self, of_dataset: int) -> None:
-        """Decide where online steps and a dataset of so many bytes reside, and bring the online steps there."""
-        size, was_resident = n_bytes(self._arrays()) + of_dataset, self.is_resident
-        stays = was_resident and size <= self._size  # in the place of the steps before, e.g. of the last turn of files
-        self._fits = stays or fits(size, self.device, already_there=self._size if was_resident else 0)
-        self._size = size
-        if self.is_resident != was_resident:
-            self._build_tensors()
-
     def follow_rotation(self, gradient_steps: int) -> bool:
         """
         Read the rows that are due, of a dataset whose files take turns in memory. The rows of the last turn are let go before.
@@ -283,11 +223,6 @@ class TrajectoryReplayBuffer(ReplayBuffer):
         self.trajectories.step(self.dones[pos])
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
-
-    def _mirror(self, pos: int) -> None:
-        rows = slice(pos * self.n_envs, (pos + 1) * self.n_envs)
-        for tensor, array in zip(self._stored.online, self._arrays(), strict=False):
-            map_arrays(lambda part, new: part[rows].copy_(delivered(th.as_tensor(new[pos]), part.device)), tensor, array)
 
     def cut_trajectories(self) -> None:
         """Tell the buffer that the environments were reset: the next rows do not continue the stored rows."""

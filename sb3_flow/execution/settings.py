@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch as th
 
+from sb3_flow.common.wrapper_chain import unwrapped
+
 PLAIN = frozenset({bool, int, float, str, type(None)})
 COUNTERS = frozenset(
     {
@@ -81,7 +83,7 @@ class WatchedSettings(Remembered):
         :param model: an algorithm; its policy may be inside the wrapper that ``torch.compile`` returns
         :return: names and values, see :func:`plain`; the same object as long as nothing has changed
         """
-        policy = getattr(model.policy, "_orig_mod", model.policy)
+        policy = unwrapped(model.policy)
         own = [pair for pair in vars(model).items() if pair[0] not in COUNTERS]
         names, values = [name for name, _ in own], [value for _, value in own]
         of_policy = vars(policy)

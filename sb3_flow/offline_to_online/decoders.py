@@ -13,11 +13,11 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from sb3_flow.common.checks import arguments_of
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.saved_by import SAVED_VERSION, saved_data, warn_of_newer
+from sb3_flow.common.wrapper_chain import unwrapped
 from sb3_flow.offline_to_online.actors import GenerativeActor
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.older_names import translate
-from sb3_flow.offline_to_online.persistence import unwrapped
 from sb3_flow.offline_to_online.spaces import same_but_for_bounds
 
 

@@ -14,6 +14,7 @@ from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
 from sb3_flow.common.clear_errors import ClearErrors
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
+from sb3_flow.common.wrapper_chain import unwrapped
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
@@ -24,11 +25,6 @@ from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
 from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
-
-
-def unwrapped(policy: Any) -> Any:
-    """Return the policy inside the wrapper that ``torch.compile`` returns, or else the given policy."""
-    return getattr(policy, "_orig_mod", policy)
 
 
 class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorithm):
