@@ -16,7 +16,7 @@ FLOORS = (
     ("zoo",),
     ("grpo",),
     ("ppo", "rql", "fmq", "fql", "rlpd", "dsrl", "qam"),
-    ("collect", "deployment"),
+    ("collect", "deployment", "hub"),
     ("offline_to_online", "on_policy", "plotting", "envs"),
     ("data", "execution"),
     ("common", "flow", "losses"),

@@ -1,5 +1,6 @@
 """Every fenced block of the front page and of the manual runs as it is printed, only with smaller numbers."""
 
+import contextlib
 import re
 import runpy
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from hub_stand_in import stand_in
 from manual import BLOCKS, PAGES, ROOT, shortened
 from stable_baselines3.common import evaluation
 from stable_baselines3.common.callbacks import CheckpointCallback
@@ -56,6 +58,18 @@ def dataset():
     return collect(PointEnv(length=30))
 
 
+@pytest.fixture
+def hubs():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def repositories():
+    """Commands load from the Hub what earlier commands have pushed."""
+    return {}
+
+
 @pytest.fixture(autouse=True)
 def no_ray_is_left():
     yield
@@ -64,7 +78,7 @@ def no_ray_is_left():
 
 
 @pytest.mark.parametrize(("page", "script"), SCRIPTS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(SCRIPTS)])
-def test_scripts(page, script, dataset, tmp_path, monkeypatch):
+def test_scripts(page, script, dataset, tmp_path, monkeypatch, hubs):
     monkeypatch.chdir(tmp_path)
     # the objects that the text around a block speaks of
     env = make_vec_env("CartPole-v1", n_envs=2) if "AsyncPPO" in script else PointEnv(length=30)
@@ -72,6 +86,11 @@ def test_scripts(page, script, dataset, tmp_path, monkeypatch):
     if "log.npz" in script:
         rows = {name: getattr(dataset, name) for name in re.findall(r'log\["(\w+)"\]', script)}
         np.savez("log.npz", **rows)
+    if "_hub" in script:
+        hub = hubs.enter_context(stand_in(monkeypatch, tmp_path))  # of this machine's own
+        if "load_from_hub" in script:
+            PPO("MlpPolicy", env := gym.make("CartPole-v1")).learn(4).save("trained")
+            hub.put("me/ppo-CartPole-v1", **{"ppo-CartPole-v1.zip": Path("trained.zip").read_bytes()})
     if "my_files" in script:
         Path("my_files").mkdir()
         fields = ("observations", "rewards", "terminated", "trajectory_ends", "next_observations")
@@ -128,6 +147,8 @@ SMALLER = {
     "sb3_flow.zoo train --algo flow_ppo --env CartPole-v1 --optimize": ["20=1", f"-n 300 {OF_TRIALS}"],
     "sb3_flow.zoo train": ["-n 600 --eval-freq 300 --eval-episodes 2"],
     "sb3_flow.zoo enjoy": [],
+    "sb3_flow.zoo push_to_hub": ["-n 10"],
+    "sb3_flow.zoo load_from_hub": [],
     "sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --study-name": ["100=1", f"-n 300 {OF_TRIALS}"],
     "sb3_flow.zoo optimize": ["50=2", f"-n 300 --storage study.log {OF_TRIALS}"],
     "sb3_flow.zoo sweep": [
@@ -154,7 +175,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands(command, folder, monkeypatch, capsys):
+def test_commands(command, folder, monkeypatch, capsys, hubs, repositories, tmp_path):
     if command.startswith("make "):
         # the recipes themselves are run by CI (test) and test_the_demo
         planned = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -178,10 +199,14 @@ def test_commands(command, folder, monkeypatch, capsys):
     _, _, module, *arguments = shlex.split(command)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
+    if "_hub" in command:
+        hubs.enter_context(stand_in(monkeypatch, tmp_path)).repositories = repositories
     before = {path for path in folder.rglob("*") if path.is_file()}
     runpy.run_module(module, run_name="__main__", alter_sys=False)
     if "enjoy" in arguments:
         assert "Mean reward" in capsys.readouterr().out
+    elif "push_to_hub" in arguments:
+        assert repositories.keys() == {"me/flow_ppo-CartPole-v1"}
     else:
         assert {path for path in folder.rglob("*") if path.is_file()} > before
 

@@ -20,7 +20,7 @@ def maze_file(tmp_path_factory):
 def test_wrong_command_and_algorithm(capsys):
     assert mistake("trian") == (
         "error: there is no command 'trian'; choose from train, enjoy, record_video, optimize, plot_train, all_plots, "
-        "plot_from_file, bench, sweep, plot"
+        "plot_from_file, push_to_hub, load_from_hub, bench, sweep, plot"
     )
     with pytest.raises(SystemExit):
         zoo("train", "--algo", "rlq", "--env", "Pendulum-v1")

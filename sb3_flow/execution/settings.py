@@ -14,7 +14,7 @@ COUNTERS = frozenset(
     {
         *("num_timesteps", "start_time", "offline_updates", "anchored_at"),
         *("_n_updates", "_n_calls", "_episode_num", "_current_progress_remaining"),
-        *("_total_timesteps", "_num_timesteps_at_start", "_stopped_offline", "_had_dataset"),
+        *("_total_timesteps", "_num_timesteps_at_start", "_stopped_offline", "_had_dataset", "trained_on"),
         *("_last_obs", "_last_original_obs", "_last_episode_starts", "policy_version", "dropped_rollouts"),
     }
 )

@@ -4,15 +4,13 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization, unwrap_vec_normalize
 
 from sb3_flow.common.checks import check_minimum
+from sb3_flow.common.episodes import for_evaluation, play
 from sb3_flow.common.statistics import Estimate, bootstrap_interval
 from sb3_flow.offline_to_online.acting import ActingPolicy
 from sb3_flow.offline_to_online.algorithm import OfflineToOnlineAlgorithm
-from sb3_flow.offline_to_online.offline_env import as_vec_env, normalized_alike
 
 TIMED = 30
 """Decisions whose median time is measured."""
@@ -58,23 +56,15 @@ def compare_acting(
     """
     check_minimum(2, n_episodes=n_episodes)
     policy: Any = model.policy if isinstance(model, OfflineToOnlineAlgorithm) else model
-    own = getattr(model, "_vec_normalize_env", None)
-    vec_env = as_vec_env(normalized_alike(env, own))
-    normalizer, mode, found = unwrap_vec_normalize(vec_env), policy.acting_mode, {}
-    settings = None if normalizer is None else (normalizer.training, normalizer.norm_reward)
-    if normalizer is not None:
-        normalizer.training = normalizer.norm_reward = False
-        if own is not None and normalizer is not own:
-            sync_envs_normalization(own, normalizer)
+    own, mode, found = getattr(model, "_vec_normalize_env", None), policy.acting_mode, {}
     try:
-        for each in policy.acting_modes:
-            policy.set_acting_mode(each)
-            vec_env.seed(seed)
-            found[each] = _evaluate(model, vec_env, n_episodes, deterministic)
+        with for_evaluation(env, own) as vec_env:
+            for each in policy.acting_modes:
+                policy.set_acting_mode(each)
+                vec_env.seed(seed)
+                found[each] = _evaluate(model, vec_env, n_episodes, deterministic)
     finally:
         policy.set_acting_mode(mode)
-        if isinstance(normalizer, VecNormalize) and settings is not None:
-            normalizer.training, normalizer.norm_reward = settings
     ranked = dict(sorted(found.items(), key=lambda item: -item[1].mean_return.value))
     if verbose:
         print(_table(ranked, n_episodes))
@@ -82,14 +72,7 @@ def compare_acting(
 
 
 def _evaluate(model: Any, env: Any, n_episodes: int, deterministic: bool) -> ModeResult:
-    successes: list[bool] = []
-
-    def note(local: dict[str, Any], _: dict[str, Any]) -> None:
-        if local["done"] and "is_success" in local["info"]:
-            successes.append(bool(local["info"]["is_success"]))
-
-    episodes, _ = evaluate_policy(model, env, n_episodes, deterministic, callback=note, return_episode_rewards=True)
-    returns = np.array(episodes)
+    returns, rate = play(model, env, n_episodes, deterministic)
     observation = env.reset()
     one = {key: value[:1] for key, value in observation.items()} if isinstance(observation, dict) else observation[:1]
     times = []
@@ -97,7 +80,6 @@ def _evaluate(model: Any, env: Any, n_episodes: int, deterministic: bool) -> Mod
         start = time.perf_counter()
         model.predict(one, deterministic=deterministic)
         times.append(1e3 * (time.perf_counter() - start))
-    rate = float(np.mean(successes)) if successes else None
     return ModeResult(returns, bootstrap_interval(returns, np.mean), rate, float(np.median(times)))
 
 

@@ -158,6 +158,7 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
         self._chunk_state = None
         self._stopped_offline = False
         self._had_dataset = False  # also without an offline phase; a file says so, though it has no dataset
+        self.trained_on: str | None = None  # the dataset in words, which a file keeps, too
 
         if offline_steps > 0 and offline_dataset is None:
             raise ValueError(f"`offline_steps={offline_steps}` needs `offline_dataset`.")

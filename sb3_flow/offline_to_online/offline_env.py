@@ -1,4 +1,4 @@
-"""A VecEnv for models without environment, and small helpers around environments."""
+"""A VecEnv for models without environment, and what an offline phase asks of environments."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +6,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import ProgressBarCallback
-from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 
 class SpacesOnlyVecEnv(VecEnv):
@@ -63,27 +60,3 @@ def has_statistics(normalizer: VecNormalize) -> bool:
     """Say whether a VecNormalize has counted anything; its counts start at a small epsilon."""
     statistics: Any = normalizer.obs_rms if normalizer.norm_obs else normalizer.ret_rms
     return any(item.count >= 1.0 for item in (statistics.values() if isinstance(statistics, dict) else [statistics]))
-
-
-def as_vec_env(env: GymEnv) -> VecEnv:
-    """Wrap a single environment in a Monitor and a DummyVecEnv; return a ``VecEnv`` as it is."""
-    if isinstance(env, VecEnv):
-        return env
-    monitored = env if is_wrapped(env, Monitor) else Monitor(env)
-    return DummyVecEnv([lambda: monitored])
-
-
-def normalized_alike(env: GymEnv, normalizer: VecNormalize | None) -> GymEnv:
-    """
-    Normalise an environment like the training environment.
-
-    :param env: an environment to evaluate on
-    :param normalizer: VecNormalize of the training environment, or None
-    :return: ``env`` in a VecNormalize with the same settings, unless ``env`` has a VecNormalize or needs none; rewards stay
-    """
-    if normalizer is None or (isinstance(env, VecEnv) and unwrap_vec_normalize(env) is not None):
-        return env
-    env = as_vec_env(env)
-    names = ("norm_obs", "clip_obs", "epsilon", "norm_obs_keys")
-    settings: dict[str, Any] = {name: getattr(normalizer, name) for name in names}
-    return VecNormalize(env, training=False, norm_reward=False, **settings)

@@ -14,11 +14,12 @@ from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checks import check_learning, check_whole
 from sb3_flow.common.clear_errors import check_progress_bar
+from sb3_flow.common.episodes import normalized_alike
 from sb3_flow.common.ranks import first_says, is_first
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.evaluation_notes import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.offline_to_online.metrics import MetricSums
-from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics, normalized_alike
+from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics
 from sb3_flow.offline_to_online.offline_labels import logged_in_gradient_steps, printed_in_gradient_steps
 from sb3_flow.offline_to_online.phase import ONLINE, Phase
 from sb3_flow.offline_to_online.several_ranks import TrainsOnSeveralRanks
@@ -33,6 +34,7 @@ class OfflinePhase(TrainsOnSeveralRanks):
     _loaded: tuple[str, OfflineDataset] | None
     _stopped_offline: bool
     _had_dataset: bool
+    trained_on: str | None
 
     @property
     def is_offline(self) -> bool:
@@ -86,6 +88,7 @@ class OfflinePhase(TrainsOnSeveralRanks):
         if normalizer is not None and normalizer.training and not has_statistics(normalizer):
             dataset.fit_vec_normalize(normalizer)
         self._had_dataset = True
+        self.trained_on = f"{dataset.source} ({len(dataset)} rows, mean return {dataset.behaviour_return})"
         return dataset
 
     def learn_offline(

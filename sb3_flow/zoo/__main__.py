@@ -6,6 +6,8 @@ rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo
     python -m sb3_flow.zoo record_video --algo flow_ppo --env CartPole-v1 -f logs
     python -m sb3_flow.zoo optimize --algo flow_ppo --env CartPole-v1 --n-trials 50     (train -optimize)
     python -m sb3_flow.zoo plot -a flow_ppo -e CartPole-v1 -f logs                      (the zoo's plot_train)
+    python -m sb3_flow.zoo push_to_hub --algo flow_ppo --env CartPole-v1 -f logs -orga <you>
+    python -m sb3_flow.zoo load_from_hub --algo flow_ppo --env CartPole-v1 -f logs -orga <whom>
     python -m sb3_flow.zoo bench --suite cpu --seeds 0 1 --workers 2                    (a table of our algorithms)
     python -m sb3_flow.zoo sweep --algo ppo flow_ppo --env CartPole-v1 --seeds 5        (train, for every seed and setting)
 
@@ -44,12 +46,12 @@ def optimize() -> None:
 
 def enjoy() -> None:
     """Run rl-zoo3's ``enjoy``."""
+    from sb3_flow.zoo.hub_commands import download_from_hub
     from sb3_flow.zoo.viewing import for_viewing, latest_with_model, refuse_missing_model
 
     sys.argv += latest_with_model(sys.argv[1:])
     module: Any = importlib.import_module("rl_zoo3.enjoy")
-    download = module.download_from_hub
-    module.download_from_hub = lambda algo, **kwargs: (refuse_missing_model if algo in ALGORITHMS else download)(
+    module.download_from_hub = lambda algo, **kwargs: (refuse_missing_model if algo in ALGORITHMS else download_from_hub)(
         algo=algo, **kwargs
     )
     with for_viewing():
@@ -105,6 +107,16 @@ def plot_from_file() -> None:
     _plots().plot_from_file()
 
 
+def push_to_hub() -> None:
+    """Push a trained run to the Hugging Face Hub, as rl-zoo3's ``push_to_hub`` does."""
+    importlib.import_module("sb3_flow.zoo.hub_commands").push_to_hub()
+
+
+def load_from_hub() -> None:
+    """Download a run from the Hugging Face Hub, as rl-zoo3's ``load_from_hub`` does."""
+    importlib.import_module("sb3_flow.zoo.hub_commands").load_from_hub()
+
+
 def bench() -> None:
     """Run our bench."""
     importlib.import_module("sb3_flow.zoo.bench.command").bench()
@@ -115,7 +127,7 @@ def sweep() -> None:
     importlib.import_module("sb3_flow.zoo.sweep.sweep_command").sweep()
 
 
-_ZOO = (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file)
+_ZOO = (train, enjoy, record_video, optimize, plot_train, all_plots, plot_from_file, push_to_hub, load_from_hub)
 COMMANDS = {run.__name__: run for run in (*_ZOO, bench, sweep)}
 COMMANDS["plot"] = plot_train
 

@@ -1,4 +1,4 @@
-"""Help for rl-zoo3's ``enjoy`` and ``record_video``, which know by name which algorithms have replay buffers."""
+"""Loading models to look at them: rl-zoo3's commands know by name which algorithms have replay buffers."""
 
 import argparse
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ import rl_zoo3
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.zoo.registry import ALGORITHMS, check_device
 
 
 @contextmanager
 def for_viewing() -> Iterator[None]:
     """Load our algorithms meanwhile without room for a million steps, and for any number of environments."""
-    shown = {name: SimpleNamespace(load=_loader(algorithm)) for name, algorithm in ALGORITHMS.items()}
+    shown = {name: SimpleNamespace(load=loader(algorithm)) for name, algorithm in ALGORITHMS.items()}
     rl_zoo3.ALGOS.update(shown)  # type: ignore[arg-type]
     try:
         yield
@@ -27,10 +27,16 @@ def for_viewing() -> Iterator[None]:
         rl_zoo3.ALGOS.update(ALGORITHMS)
 
 
-def _loader(algorithm: type[BaseAlgorithm]) -> Any:
+def loader(algorithm: type[BaseAlgorithm]) -> Any:
+    """
+    Give an algorithm's ``load`` without room for a million steps, and for any number of environments.
+
+    :param algorithm: of sb3_flow, or of the zoo
+    """
+
     def load(path: str, env: Any = None, device: str = "auto", **kwargs: Any) -> BaseAlgorithm:
         check_device(device)
-        if issubclass(algorithm, OfflineToOnlineAlgorithm):
+        if issubclass(algorithm, OffPolicyAlgorithm):
             # only a HerReplayBuffer needs the environment
             return algorithm.load(path, env=env, device=device, **{"buffer_size": 1, "optimize_memory_usage": False, **kwargs})
         return algorithm.load(path, device=device, **kwargs)  # GRPO's groups need not fit the number of environments

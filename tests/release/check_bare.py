@@ -16,9 +16,10 @@ import pytest
 from stable_baselines3 import SAC
 
 import sb3_flow
-from sb3_flow import RQL, AsyncPPO, FlowMapPolicy, OfflineDataset
+from sb3_flow import PPO, RQL, AsyncPPO, FlowMapPolicy, OfflineDataset, export
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import EnvPoolVecEnv, RayVecEnv
+from sb3_flow.hub import push_to_hub
 from sb3_flow.plotting import learning_curves
 from sb3_flow.zoo import register
 from tests.release.lowest import FOR_CONTRIBUTORS, OPTIONAL
@@ -54,8 +55,10 @@ CALLS = [
     ("envpool", "envpool", lambda: EnvPoolVecEnv("CartPole-v1", 2)),
     ("ray", "ray", lambda: RayVecEnv([lambda: gym.make("CartPole-v1")])),
     ("ray", "ray", lambda: AsyncPPO("MlpPolicy", "CartPole-v1", collectors="ray")),
+    ("onnx", "onnx", lambda: export(PPO("MlpPolicy", "CartPole-v1"), "policy.onnx")),
     ("plots", "matplotlib", lambda: learning_curves({"logs": "logs"})),
     ("plots", "tqdm", clone_with_progress_bar),
+    ("hub", "huggingface.hub", lambda: push_to_hub(PPO("MlpPolicy", "CartPole-v1"), "me/ppo", gym.make("CartPole-v1"))),
     ("zoo", "rl.zoo3", register),
 ]
 
@@ -84,7 +87,7 @@ def learn_offline_with_progress_bar():
     model.learn_offline(dataset(), 2, progress_bar=True)
 
 
-@pytest.mark.parametrize("command", ["train", "enjoy", "plot", "bench", "sweep"])
+@pytest.mark.parametrize("command", ["train", "enjoy", "plot", "push_to_hub", "load_from_hub", "bench", "sweep"])
 def test_commands_name_the_extra(command, tmp_path):
     ended = subprocess.run([sys.executable, "-m", "sb3_flow.zoo", command], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1

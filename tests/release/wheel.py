@@ -22,7 +22,7 @@ from pathlib import Path
 CHECKS = [f"tests/release/check_{name}.py" for name in ("installed", "bare")]
 TESTED = """
 readme examples add_an_algorithm typing
-zoo zoo_configs zoo_mistakes bench sweep environments envpool
+hub zoo_hub zoo zoo_configs zoo_mistakes bench sweep environments envpool
 older_files newer_files load_into_stock compiled_cache fork_server
 """
 

@@ -34,6 +34,7 @@ from sb3_flow.common.statistics import bootstrap_interval, interquartile_mean
 from sb3_flow.data import TrajectoryReplayBuffer
 from sb3_flow.data.generate import generate
 from sb3_flow.envs import EnvPoolVecEnv, SparseReward, SuccessInfo
+from sb3_flow.hub import load_from_hub, push_to_hub
 from sb3_flow.kernels import compute_gae, compute_group_advantages, compute_vtrace
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm, compare_acting
 from sb3_flow.plotting import FlowVisualisationCallback, action_flow, flow_values, importance_ratios, learning_curves
@@ -148,3 +149,9 @@ def pictures(model: PPO, flow: RQL, observation: np.ndarray) -> float:
     importance_ratios(model, clip_range=0.2)
     latest_checkpoint("checkpoints")
     return bootstrap_interval([1.0, 2.0, 3.0], interquartile_mean).low
+
+
+def hub(model: RQL, env: VecNormalize) -> str:
+    loaded = load_from_hub("me/rql", RQL, env=gym.make("Pendulum-v1"), revision="main", device="cpu")
+    assert_type(loaded, RQL)
+    return push_to_hub(model, "me/rql", env, n_eval_episodes=20, private=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
+from sb3_flow.common.episodes import play
 from sb3_flow.data import OfflineDataset
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.version import __version__
@@ -179,15 +179,7 @@ def evaluate(policy: PolicyPredictor, env: VecEnv, episodes: int, seed: int) -> 
     :param episodes: their number, of all environments together
     :param seed: of the tasks; models draw noise from their own generators, which are saved
     """
-    successes: list[bool] = []
-
-    def note_success(local: dict[str, Any], _: dict[str, Any]) -> None:
-        if local["done"] and "is_success" in local["info"]:
-            successes.append(local["info"]["is_success"])
-
     np.random.seed(seed)  # OGBench draws from NumPy's global generator
     env.seed(SPACING * seed)
-    returns, _ = evaluate_policy(
-        policy, env, episodes, deterministic=False, callback=note_success, return_episode_rewards=True
-    )
-    return float(np.mean(successes if successes else returns))
+    returns, success_rate = play(policy, env, episodes, deterministic=False)
+    return float(np.mean(returns)) if success_rate is None else success_rate
