@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FILES := sb3_flow tests examples
 FETCHED := .venv/.suites
-SEATS := RQL PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
+SEATS := RQL HerReplayBuffer PPO PPO-torch PPO-vtrace RecurrentPPO MaskablePPO
 # seats of which `make test` runs a part, since their plumbing is that of RQL; `make suite` runs them as a whole
 LONG_SEATS := FMQ FQL DSRL QAM RLPD
 SHORT := test_run or test_deterministic or test_continuous

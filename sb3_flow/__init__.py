@@ -3,7 +3,7 @@
 from sb3_flow.version import __version__  # first, since it checks what the rest needs
 
 # isort: split
-from sb3_flow.data import OfflineDataset
+from sb3_flow.data import HerReplayBuffer, OfflineDataset
 from sb3_flow.deployment import export
 from sb3_flow.dsrl import DSRL
 from sb3_flow.fmq import FMQ, FlowMapPolicy
@@ -27,6 +27,7 @@ __all__ = [
     "AsyncPPO",
     "FlowMapPolicy",
     "GroupedStart",
+    "HerReplayBuffer",
     "MaskablePPO",
     "OfflineDataset",
     "RecurrentPPO",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch as th
 import torch.distributed as dist
+from goal_tasks import Reach, wandering
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -20,7 +21,7 @@ from tasks import PointEnv
 import sb3_flow.fmq.fmq
 import sb3_flow.fql.fql
 import sb3_flow.rql.rql
-from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, OfflineDataset
+from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, HerReplayBuffer, OfflineDataset
 from sb3_flow.common import ranks
 
 STEPS, BATCH = 4, 12
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rlpd": (RLPD, {"policy_delay": 2, "bc_alpha": 0.1, "n_critics": 3}),
     "dsrl": (DSRL, {"n_critics": 2, "n_candidates": 2}),
     "qam": (QAM, {"n_critics": 2, "edit_scale": 0.1, "max_grad_norm": 0.1}),
+    "hindsight": (FQL, {"replay_buffer_class": HerReplayBuffer}),
 }
 
 
@@ -48,6 +50,10 @@ def data(seed: int = 0) -> OfflineDataset:
     return OfflineDataset.from_arrays(observations, actions, rng.normal(size=n), ends, ends, **spaces)
 
 
+def data_of(case: str) -> OfflineDataset:
+    return wandering(10) if case == "hindsight" else data()
+
+
 def build(case: str, rank: int = 0, **changed: Any) -> Any:
     """Make the model of a case; other ranks have another seed and other statistics, which the first rank's replace."""
     algorithm, options = CASES[case]
@@ -55,8 +61,11 @@ def build(case: str, rank: int = 0, **changed: Any) -> Any:
     if case == "rlpd":
         env = VecNormalize(DummyVecEnv([lambda: PointEnv()]))
         env.obs_rms.mean, env.obs_rms.var, env.obs_rms.count = np.array([0.3 + rank, -0.2]), np.array([2.0, 0.5]), 10.0
+    elif case == "hindsight":
+        env = DummyVecEnv([Reach])
     given = {**COMMON, **options, **changed}
-    return algorithm("MlpPolicy", env, offline_dataset=data(), device="cpu", seed=rank or 5, **given)
+    policy = "MultiInputPolicy" if case == "hindsight" else "MlpPolicy"
+    return algorithm(policy, env, offline_dataset=data_of(case), device="cpu", seed=rank or 5, **given)
 
 
 def weights(model: Any) -> dict[str, th.Tensor]:
@@ -72,7 +81,7 @@ def run(case: str, folder: Path, rank: int = 0) -> dict[str, th.Tensor]:
         model._start_online()
         model.train(STEPS, BATCH)
     else:
-        model.learn_offline(data(), STEPS, log_interval=STEPS)
+        model.learn_offline(data_of(case), STEPS, log_interval=STEPS)
     return weights(model)
 
 

@@ -62,8 +62,8 @@ def drawn(starts, sampling):
 
 def expected(found, sampling):
     if sampling == "transition":
-        return sorted((*key, start) for key, starts in found.items() for start in starts)
-    return sorted((*key, starts[0], starts[-1]) for key, starts in found.items())
+        return sorted((*key, start, starts[0]) for key, starts in found.items() for start in starts)
+    return sorted((*key, starts[0], starts[0], starts[-1]) for key, starts in found.items())
 
 
 @pytest.mark.parametrize("sampling", ["trajectory", "transition"])
@@ -179,7 +179,7 @@ def test_draws_follow_their_distribution(sampling, batch_size, n_batches):
     assert starts.total == (200 if sampling == "trajectory" else 600)
     counts, steps = np.zeros((2, 100)), np.zeros((2, 6))
     for _ in range(n_batches):
-        column, trajectory, last, start = (part.numpy() for part in starts.draw(batch_size, sampling, buffer.generator))
+        column, trajectory, last, start, _ = (part.numpy() for part in starts.draw(batch_size, sampling, buffer.generator))
         which = np.where(column < 0, trajectory, (last - 900) // 6 * 2 + (last % 6 == 5))
         if sampling == "trajectory" and batch_size < starts.total:
             assert len(set(zip(column, which, strict=True))) == batch_size, "the same trajectory twice in a batch"

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv
 from zoo_commands import ALGOS, MAZE, SMALL, environment, python, train, zoo
 
-from sb3_flow import GRPO, RQL
+from sb3_flow import GRPO, RLPD, RQL, HerReplayBuffer
 from sb3_flow.data.generate import generate
 from sb3_flow.zoo import ALGORITHMS, config_file
 
@@ -260,6 +260,37 @@ def test_viewing_passes_over_runs_without_a_model(tmp_path, capsys):
     for checkpoint in (["--load-last-checkpoint"], ["--load-checkpoint", "10"]):
         assert latest_with_model([*command, *checkpoint]) == ["--exp-id", "2"]
     assert latest_with_model([*command, "--load-checkpoint", "20"]) == latest_with_model([*command, "--exp-id", "3"]) == []
+
+
+def test_hindsight_is_named_as_in_the_zoo(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_goals.py").write_text(
+        "import gymnasium\nfrom goal_tasks import Reach\ngymnasium.register('OwnReach-v0', lambda: Reach(length=10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rlpd.yml").write_text("""
+OwnReach-v0:
+  n_timesteps: 60
+  policy: 'MultiInputPolicy'
+  normalize: True
+  horizon_length: 2
+  n_critics: 2
+  learning_starts: 30
+  buffer_size: 200
+  replay_buffer_class: HerReplayBuffer
+  replay_buffer_kwargs: "dict(goal_selection_strategy='final', n_sampled_goal=2)"
+  policy_kwargs: "dict(net_arch=[8])"
+""")
+    command = ["--algo", "rlpd", "--env", "OwnReach-v0", "-f", tmp_path, "--device", "cpu", "--gym-packages", "own_goals"]
+    training = ["train", *command, "--seed", 1, "-conf", tmp_path / "rlpd.yml", "--save-replay-buffer"]
+    zoo(*training)
+    run = tmp_path / "rlpd" / "OwnReach-v0_1"
+    hyperparams = dict(yaml.unsafe_load((run / "OwnReach-v0" / "config.yml").read_text()))
+    assert hyperparams["replay_buffer_class"] == "HerReplayBuffer"  # by this name `enjoy` knows it
+    zoo("enjoy", *command, "-n", 20, "--no-render")
+    zoo(*training, "-i", run / "OwnReach-v0.zip")
+    assert f"the replay buffer {run / 'replay_buffer.pkl'}, 60 environment steps" in capsys.readouterr().out
+    model = RLPD.load(tmp_path / "rlpd" / "OwnReach-v0_2" / "OwnReach-v0.zip")
+    assert type(model.replay_buffer) is HerReplayBuffer and model.replay_buffer.n_sampled_goal == 2
 
 
 def test_viewing_a_model_makes_no_room_for_steps(logs):

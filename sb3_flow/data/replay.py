@@ -19,7 +19,7 @@ from sb3_flow.data.columns import expect_random_reads
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.normalization import TensorNormalizer
 from sb3_flow.data.residence import Storage, delivered, n_bytes
-from sb3_flow.data.rows import Rows
+from sb3_flow.data.rows import Rows, WindowSteps
 from sb3_flow.data.samples import ChunkSamples
 from sb3_flow.data.step_storage import StepStorage
 from sb3_flow.data.table import Sampling, TrajectoryTable
@@ -301,7 +301,7 @@ class TrajectoryReplayBuffer(StepStorage):
             offline = sources[0].draw(n_offline, self.sampling, self.generator)
             online = sources[1].draw(batch_size - n_offline, self.sampling, self.generator)
             windows = Windows(*(th.cat(columns) for columns in zip(offline, online, strict=True)))
-        return self._gather(windows, env)
+        return self._gather(windows, env, relabels=True)
 
     def offline_windows(self, starts: np.ndarray, env: VecNormalize | None = None) -> ChunkSamples:
         """
@@ -313,25 +313,30 @@ class TrajectoryReplayBuffer(StepStorage):
         assert self.offline_dataset is not None, "no offline dataset is set"
         bounds = self.offline_dataset.trajectories
         trajectory = np.searchsorted(bounds[:, 0], starts, side="right") - 1
-        columns = (np.full_like(trajectory, -1), trajectory, bounds[trajectory, 1], np.asarray(starts, dtype=np.int64))
+        first, last = bounds[trajectory].T
+        columns = (np.full_like(trajectory, -1), trajectory, last, np.asarray(starts, dtype=np.int64), first)
         return self._gather(Windows(*(self._tensors(column) for column in columns)), env)
 
-    def _gather(self, windows: Windows, env: VecNormalize | None) -> ChunkSamples:
+    def _relabel(self, parts: WindowSteps) -> None:
+        """Change steps of windows that were drawn, in place; here none (see ``HerReplayBuffer``)."""
+
+    def _gather(self, windows: Windows, env: VecNormalize | None, relabels: bool = False) -> ChunkSamples:
         h, stored, n_online = self.horizon_length, self._stored, self.trajectories.clock
-        column, _, last, start = windows
+        column, _, last, start, _ = windows
         ahead = (last - start).clamp(max=h)
         steps, weights, action_masks = (select(shape, ahead) for shape in self._window_shapes())
-        rows = stored.places(column[:, None], start[:, None] + steps, n_online)  # (B, h)
+        steps = start[:, None] + steps
+        rows = stored.places(column[:, None], steps, n_online)  # (B, h)
         rewards = stored.read("rewards", rows)
         continues = 1.0 - stored.read("terminated", rows).float()
         next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
-        if self.window_rule == "rql":
-            bootstrap = continues[:, -1:]
-        else:
-            # steps past the trajectory's end repeat its last step, which changes no product of zeros and ones
-            bootstrap = continues.prod(dim=1, keepdim=True)
+        if self.window_rule == "q_chunking":
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
         observations = stored.read("observations", rows.first())
+        if relabels:
+            self._relabel(WindowSteps(windows, steps, observations, next_observations, rewards, continues))
+        # steps past the trajectory's end repeat its last step, which changes no product of zeros and ones
+        bootstrap = continues[:, -1:] if self.window_rule == "rql" else continues.prod(dim=1, keepdim=True)
         if env is not None:
             rewards = self._normalizer.rewards(rewards, env)
             observations = self._normalizer.observations(observations, env)

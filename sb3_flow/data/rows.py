@@ -25,6 +25,17 @@ class Rows(NamedTuple):
     next_observations: th.Tensor | TensorDict | None = None  # online only; the window rule "rql" does not need it
 
 
+class WindowSteps(NamedTuple):
+    """What is read for a batch of windows, before it is normalised and summed; the tensors may be written to."""
+
+    windows: Windows
+    steps: th.Tensor  # dataset rows or absolute numbers, none past the trajectory's end, (B, h)
+    observations: th.Tensor | TensorDict  # of the first step
+    next_observations: th.Tensor | TensorDict
+    rewards: th.Tensor  # (B, h)
+    continues: th.Tensor  # 0 where bootstrapping stops, (B, h)
+
+
 class Places(NamedTuple):
     """The rows in which steps of windows lie; None where no step needs the part."""
 
@@ -94,7 +105,7 @@ class StoredSteps:
 
     def true_successors(self, windows: Windows, at_end: th.Tensor, next_observations: Any) -> Any:
         """Replace next observations of windows that reach their trajectory's end: no row of ``observations`` has these."""
-        column, trajectory, last, _ = windows
+        column, trajectory, last, *_ = windows
         online_rows = (last % self._buffer_size) * self._n_envs + column.clamp(min=0)
 
         def replace(value: th.Tensor, online: th.Tensor, offline: th.Tensor | None) -> th.Tensor:
@@ -105,3 +116,31 @@ class StoredSteps:
             return th.where(at_end.view(shape), final, value)
 
         return map_arrays(replace, next_observations, self.online.next_observations, self.final_observations)
+
+    def after(self, key: str, windows: Windows, steps: th.Tensor, n_online: int) -> th.Tensor:
+        """
+        Read an entry of the Dict observations that follow steps.
+
+        :param key: of the entry
+        :param windows: windows in the trajectories of these steps
+        :param steps: dataset rows or absolute numbers, ``(B, n)``
+        :param n_online: online steps so far (per environment)
+        :return: ``(B, n, ...)``
+        """
+        column, trajectory, last, *_ = windows
+        is_offline, offline_rows, online_rows = self.places(column[:, None], steps, n_online)
+        if online_rows is not None:
+            assert isinstance(self.online.next_observations, dict)
+            found = select(self.online.next_observations[key], online_rows)
+            if offline_rows is None:
+                return found
+        assert self.offline is not None and offline_rows is not None and isinstance(self.offline.observations, dict)
+        observations = self.offline.observations[key]
+
+        def beside(mask: th.Tensor) -> th.Tensor:
+            return mask.view(mask.shape + (1,) * (observations.dim() - 1))
+
+        following = select(observations, (offline_rows + 1).clamp(max=len(observations) - 1))
+        final = select(self.final_observations[key], trajectory.clamp(min=0))[:, None]
+        from_offline = th.where(beside(steps >= last[:, None]), final, following)
+        return from_offline if is_offline is None else th.where(beside(is_offline), from_offline, found)

@@ -17,6 +17,7 @@ class Windows(NamedTuple):
     trajectory: th.Tensor
     last: th.Tensor
     start: th.Tensor
+    first: th.Tensor  # stored step of the trajectory
 
 
 class Starts(NamedTuple):
@@ -45,7 +46,7 @@ class Starts(NamedTuple):
         number = self._with_gaps(number)
         index = th.searchsorted(self.starts_before[1:], number, right=True)
         first, last, column, trajectory, _ = self.rows.index_select(0, index).unbind(1)
-        return Windows(column, trajectory, last, first + number - self.starts_before.take(index))
+        return Windows(column, trajectory, last, first + number - self.starts_before.take(index), first)
 
     def by_trajectory(self, index: th.Tensor, uniform: th.Tensor) -> Windows:
         """
@@ -55,7 +56,7 @@ class Starts(NamedTuple):
         :param uniform: where in the trajectory it starts, in [0, 1)
         """
         first, last, column, trajectory, n_starts = self.rows.index_select(0, self._with_gaps(index)).unbind(1)
-        return Windows(column, trajectory, last, first + th.minimum((uniform * n_starts).long(), n_starts - 1))
+        return Windows(column, trajectory, last, first + th.minimum((uniform * n_starts).long(), n_starts - 1), first)
 
     def _with_gaps(self, numbers: th.Tensor) -> th.Tensor:
         if self.gaps is None or self.shifts is None:

@@ -70,7 +70,8 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
     :param train_freq: Update the model every ``train_freq`` steps, see SB3
     :param gradient_steps: gradient steps after each rollout, -1 for as many as steps done
     :param action_noise: added to the actions of the online phase (default: none)
-    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; others work for ``horizon_length=1`` and online only
+    :param replay_buffer_class: default ``TrajectoryReplayBuffer``; ``sb3_flow.HerReplayBuffer`` for hindsight; others work for
+        ``horizon_length=1`` and online only
     :param replay_buffer_kwargs: Keyword arguments to pass to the replay buffer on creation
     :param optimize_memory_usage: do not store next observations, see ``TrajectoryReplayBuffer``; RQL alone can do without
     :param n_steps: n-step returns through SB3's ``NStepReplayBuffer``, for ``horizon_length=1`` and online only
@@ -287,7 +288,7 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
             raise ValueError(
                 f"`horizon_length={self.horizon_length}` needs {name}'s own TrajectoryReplayBuffer, which sums the rewards of "
                 f"a chunk itself: leave `replay_buffer_class` (given: {self.replay_buffer_class}) and `n_steps` (given: "
-                f"{self.n_steps}) at their defaults."
+                f"{self.n_steps}) at their defaults. For hindsight give `sb3_flow.HerReplayBuffer`."
             )
 
     def learn(

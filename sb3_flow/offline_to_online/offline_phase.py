@@ -75,7 +75,7 @@ class OfflinePhase(TrainsOnSeveralRanks):
         if not isinstance(self.replay_buffer, TrajectoryReplayBuffer):
             raise ValueError(
                 f"Offline training needs a TrajectoryReplayBuffer, but this model has a {type(self.replay_buffer).__name__}: "
-                "leave `replay_buffer_class` and `n_steps` at their defaults."
+                "leave `replay_buffer_class` and `n_steps` at their defaults. For hindsight give `sb3_flow.HerReplayBuffer`."
             )
         dataset = channels_first(self._load(dataset), self.observation_space)
         present = self.replay_buffer.offline_dataset

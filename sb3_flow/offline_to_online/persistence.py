@@ -15,13 +15,14 @@ from sb3_flow.common.clear_errors import ClearErrors
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.wrapper_chain import unwrapped
-from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
+from sb3_flow.data import HerReplayBuffer, OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.data.residence import Storage
 from sb3_flow.data.table import Sampling
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.moving_average import MovingAverage
+from sb3_flow.offline_to_online.offline_env import SpacesOnlyVecEnv
 from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
 from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
@@ -68,6 +69,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
         if isinstance(buffer, TrajectoryReplayBuffer):
             self.random_streams.move("windows", buffer.storage_device)
             buffer.generator, buffer.gamma = self.random_streams["windows"], self.gamma
+        if isinstance(buffer, HerReplayBuffer):
+            buffer.connect(None if isinstance(self.env, SpacesOnlyVecEnv) else self.env, self.replay_buffer_kwargs)
         if isinstance(policy, ChunkedPolicy):
             policy.generator = self.random_streams["act"]
             policy.exploration_generator = self.random_streams["explore"]
@@ -188,7 +191,9 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
                     raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
             if isinstance(loaded, TrajectoryReplayBuffer):
                 loaded.sampling, loaded.offline_fraction = self.sampling, self.offline_fraction
-                if truncate_last_traj:
+                if truncate_last_traj and isinstance(loaded, HerReplayBuffer):
+                    loaded.truncate_last_trajectory()  # which warns, as SB3 does
+                elif truncate_last_traj:
                     loaded.cut_trajectories()
                 if isinstance(previous, TrajectoryReplayBuffer) and previous.offline_dataset is not None:
                     loaded.set_offline(previous.offline_dataset)

@@ -17,7 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_flow import AsyncPPO, OfflineDataset
+from sb3_flow import AsyncPPO, HerReplayBuffer, OfflineDataset
 from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
 from sb3_flow.common.ranks import is_first, n_ranks
@@ -59,6 +59,8 @@ class ExperimentManager(ZooManager):
             online = self.n_timesteps if self.n_timesteps > 0 else int(hyperparams["n_timesteps"])
             # the zoo's rule, which counts online steps alone
             self.n_evaluations = max(1, (self.offline_steps + online) // int(1e5))
+        if self.algo in registry.ALGORITHMS and hyperparams.get("replay_buffer_class") == HerReplayBuffer.__name__:
+            hyperparams["replay_buffer_class"] = HerReplayBuffer  # the zoo would take SB3's
         result = super()._preprocess_hyperparams(hyperparams)
         check_trainable(rl_zoo3.ALGOS[self.algo], self.optimize_hyperparameters, self.n_timesteps)
         if self.algo in registry.ALGORITHMS:

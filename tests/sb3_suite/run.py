@@ -49,7 +49,8 @@ def main(algorithm: str, *arguments: str) -> int:
     # in a copy, since some tests write beside themselves and seats may run at the same time
     with tempfile.TemporaryDirectory() as place:
         folder = shutil.copytree(fetch(seat.package), Path(place) / "suite")
-        return subprocess.run([*command, "tests", *arguments], cwd=folder, env=environment, check=False).returncode
+        tests = [f"tests/{name}" for name in seat.files] or ["tests"]
+        return subprocess.run([*command, *tests, *arguments], cwd=folder, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def read_waivers(algorithm: str) -> dict[str, str]:
 
 
 ALGORITHM = os.environ.get("SB3_FLOW_SEAT", "RQL")
-PACKAGE, SEAT, _, DEFAULTS, _ = SEATS[ALGORITHM]
+PACKAGE, SEAT, _, DEFAULTS, _, _, BESIDE = SEATS[ALGORITHM]
 THEIRS = getattr(importlib.import_module(PACKAGE), SEAT)
 OURS = getattr(sb3_flow, SEATS[ALGORITHM].ours)
 # What the suites call an algorithm where they use a string
@@ -57,9 +57,12 @@ def _init(self: BaseAlgorithm, *args: Any, **kwargs: Any) -> None:
 
 # Named like the class whose seat it takes: some tests look for log folders with that name
 REPLACEMENT = type(SEAT, (OURS,), {"__module__": __name__, "__doc__": OURS.__doc__, "__init__": _init})
+REPLACEMENTS = [(THEIRS, REPLACEMENT)]
+REPLACEMENTS += [(getattr(sys.modules[PACKAGE], name), getattr(sb3_flow, name)) for name in BESIDE]
 for _module in [module for name, module in sys.modules.items() if name.split(".")[0] == PACKAGE]:
-    for _name in [name for name, value in vars(_module).items() if value is THEIRS]:
-        setattr(_module, _name, REPLACEMENT)
+    for _theirs, _ours in REPLACEMENTS:
+        for _name in [name for name, value in vars(_module).items() if value is _theirs]:
+            setattr(_module, _name, _ours)
 
 
 def holds_seat(value: Any) -> bool:
@@ -93,7 +96,7 @@ def uses_seat(function: Callable, seen: set[Any]) -> bool:
     for name in names_in(function.__code__):
         value = function.__globals__.get(name)
         is_helper = isinstance(value, FunctionType) and value.__module__ == function.__module__
-        if name == SEAT or holds_seat(value) or (is_helper and uses_seat(value, seen)):
+        if name in (SEAT, *BESIDE) or holds_seat(value) or (is_helper and uses_seat(value, seen)):
             return True
     return False
 

@@ -10,6 +10,8 @@ class Seat(NamedTuple):
     :param ours: name of the class in ``sb3_flow`` that takes it; looked up when the suite runs
     :param defaults: arguments for the tests that do not pass them
     :param ignored: test files that are left out
+    :param files: the test files that are run; none for all
+    :param beside: further classes of that package whose places are taken by classes of ours of the same names
     """
 
     package: str
@@ -17,6 +19,8 @@ class Seat(NamedTuple):
     ours: str
     defaults: dict[str, Any] = {}  # noqa: RUF012
     ignored: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 def sb3(seat: str, ours: str, **defaults: Any) -> Seat:
@@ -37,6 +41,7 @@ def contrib(seat: str, ours: str, **defaults: Any) -> Seat:
 # RLPD's critics: two, as SAC has, for the time that ten take.
 # DSRL's few critics and steps: for the time they take. Its bound of the noise: a flow that clones random actions is to reach
 # the bounds of actions. Its entropy coefficient: from 1 it does not fall far in 300 updates (51 of 100).
+# HerReplayBuffer is tested with RLPD, since only algorithms of ours can have it.
 # QAM has edits, so that they are tested, too, and small networks for the time that its updates take. With an entropy
 # coefficient from 1 the edits of test_identity.py are still random after 300 updates (58 of 100, 90 are wanted).
 AS_SAC = {"net_arch": [256, 256]}
@@ -50,6 +55,9 @@ SEATS = {
     "DSRL": sb3("SAC", "DSRL", n_critics=2, noise_scale=2.0, flow_steps=2, ent_coef="auto_0.05", policy_kwargs=AS_SAC),
     "QAM": sb3(
         "SAC", "QAM", n_critics=2, flow_steps=2, edit_scale=1.0, ent_coef="auto_0.1", policy_kwargs={"net_arch": [64, 64]}
+    ),
+    "HerReplayBuffer": sb3("SAC", "RLPD", n_critics=2, policy_kwargs=AS_SAC)._replace(
+        files=("test_her.py",), beside=("HerReplayBuffer",)
     ),
     "PPO": sb3("PPO", "PPO"),
     "PPO-torch": sb3("PPO", "PPO", backend="torch"),

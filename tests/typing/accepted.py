@@ -25,6 +25,7 @@ from sb3_flow import (
     AsyncPPO,
     FlowMapPolicy,
     GroupedStart,
+    HerReplayBuffer,
     MaskablePPO,
     OfflineDataset,
     RecurrentPPO,
@@ -105,6 +106,8 @@ def offline_to_online(dataset: OfflineDataset, observation: np.ndarray) -> None:
         "MlpPolicy", env, ent_coef="auto_0.1", target_entropy=-1.0, rho=0.5, backup_entropy=False, offline_dataset=dataset
     )
     assert_type(rlpd.learn(10), RLPD)
+    HerReplayBuffer(10, spaces.Dict(), spaces.Box(-1, 1, (2,)), None, "cpu", goal_selection_strategy="final", horizon_length=5)
+    RLPD("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs={"n_sampled_goal": 4})
     dsrl = DSRL("MlpPolicy", env, noise_scale=0.8, rho=0.0, ent_coef=0.1, target_entropy="auto", decoder=fmq)
     DSRL("FlowPolicy", env, decoder="flow.zip", n_candidates=4, acting_mode="best_of_n", ent_coef="auto_0.1")
     DSRL("FlowPolicy", env, decoder=fmq.policy, horizon_length=5)

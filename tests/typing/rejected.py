@@ -16,6 +16,7 @@ from sb3_flow import (
     RQL,
     AsyncPPO,
     GroupedStart,
+    HerReplayBuffer,
     MaskablePPO,
     OfflineDataset,
     RecurrentPPO,
@@ -52,6 +53,8 @@ FQL("MlpPolicy", env, q_aggregation="first")  # wrong
 RLPD("MlpPolicy", env, num_qs=10)  # wrong
 RLPD("MlpPolicy", env, rho="mean")  # wrong
 RLPD("MlpPolicy", env, use_sde=True)  # wrong
+HerReplayBuffer(10, env.observation_space, env.action_space, n_sampled_goal="four")  # wrong
+HerReplayBuffer(10, env.observation_space, env.action_space, compute_reward=0.0)  # wrong
 DSRL("MlpPolicy", env, search={"beam_width": 2})  # wrong
 DSRL("MlpPolicy", env, decoder=3)  # wrong
 QAM("MlpPolicy", env, edit=0.1)  # wrong
