@@ -250,6 +250,17 @@ def test_minari_dict_observations(make_minari: Any) -> None:
     np.testing.assert_array_equal(dataset.observations["y"], arrays["observations"][:, :1] * 2)
 
 
+def test_minari_names(make_minari: Any) -> None:
+    """An id without version or namespace, or with a slip, is answered with the id that may be meant."""
+    for name in ("test/set-v0", "test/set-v10", "test/set-v2"):
+        made = make_minari(name)
+    for where in ("test/set", "set-v10", "test/sets-v10"):
+        with pytest.raises(FileNotFoundError, match="Perhaps 'minari:test/set-v10'"):
+            OfflineDataset.load(f"minari:{where}")
+    with pytest.raises(TypeError, match=r"must be a minari.MinariDataset, but a str was given; OfflineDataset.load\("):
+        OfflineDataset.from_minari(made.id)
+
+
 def test_minari_errors(make_minari: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"Nothing is downloaded here; to get it: minari download test/none-v0"):
         OfflineDataset.load("minari:test/none-v0")

@@ -8,6 +8,7 @@ import pytest
 import stable_baselines3
 import torch as th
 from on_policy import ACTION_SPACES, walks
+from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_flow import PPO
 from sb3_flow.common import backends
@@ -100,6 +101,40 @@ def test_the_choice_is_kept(tmp_path: Path, monkeypatch: Any, capsys: Any) -> No
         again.set_random_seed(0)
         found.append(th.cat([one.flatten() for one in again.learn(64).policy.parameters()]))
     assert th.equal(*found)
+
+
+class Watch(BaseCallback):
+    """Looks at gradients or at calls of the policy, as ``wandb.watch`` does."""
+
+    def __init__(self, gradients: bool):
+        super().__init__()
+        self.gradients, self.seen = gradients, 0
+
+    def note(self, *_: Any) -> None:
+        self.seen += 1
+
+    def _init_callback(self) -> None:
+        policy: Any = self.model.policy
+        self.handle = (policy.action_net.weight.register_hook if self.gradients else policy.register_forward_hook)(self.note)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_hooks_of_a_callback_are_called(gradients: bool, tmp_path: Path, capsys: Any) -> None:
+    model, watch = built(verbose=1), Watch(gradients)
+    model.learn(64, callback=watch)
+    assert watch.seen == (3 if gradients else 32)  # minibatches of a rollout; steps of both environments
+    said = "Using the torch backend, which is slower: hooks look into the policy or its gradients.\n"
+    assert model.native is None and said in capsys.readouterr().out
+    model.save(tmp_path / "hooked")
+    watch.handle.remove()
+    model.learn(64)
+    assert model.native is not None
+    assert PPO.load(tmp_path / "hooked").native is not None
+    with pytest.raises(ValueError, match=r'`backend` is "native", but .* hooks look into the policy or its gradients'):
+        built("native").learn(64, callback=Watch(gradients))
 
 
 def test_the_variable_replaces_auto_only(monkeypatch: Any) -> None:

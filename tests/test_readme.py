@@ -38,8 +38,11 @@ from sb3_flow import (
 )
 from sb3_flow.data.generate import generate
 
-# the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs
-SCRIPTS = [(page, text) for page, kind, text in BLOCKS if kind == "python" and "add_an_algorithm" not in page]
+# the blocks of add_an_algorithm.md are files of one program, which tests/test_add_an_algorithm.py runs; the blocks of
+# integrations.md follow one another, and tests/test_integrations.py compares what they print with the page
+INTEGRATIONS = "docs/guide/integrations.md"
+ELSEWHERE = ("docs/development/add_an_algorithm.md", INTEGRATIONS)
+SCRIPTS = [(page, text) for page, kind, text in BLOCKS if kind == "python" and page not in ELSEWHERE]
 LINES = [line.split("  #")[0].strip() for _, kind, text in BLOCKS if kind == "sh" for line in text.strip().splitlines()]
 COMMANDS = list(dict.fromkeys(LINES))  # each once, also where two pages print it
 SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{eval-rst}"}
@@ -47,8 +50,8 @@ SPHINX = {"{include} ../README.md", "{include} ../CHANGELOG.md", "{toctree}", "{
 
 def test_blocks_are_marked():
     assert {kind for _, kind, _ in BLOCKS} == {"python", "sh", "text"} | SPHINX
-    pages = {page for page, kind, _ in BLOCKS if kind == "text"}  # a map, a diagram, a list of versions
-    assert pages == {"docs/development/how_it_is_built.md", "docs/development/releases.md"}
+    pages = {page for page, kind, _ in BLOCKS if kind == "text"}  # a map, a diagram, a list of versions; what scripts print
+    assert pages == {"docs/development/how_it_is_built.md", "docs/development/releases.md", INTEGRATIONS}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,7 @@ OF_TRIALS = "--n-startup-trials 1 --n-evaluations 1 --no-optim-plots"
 SMALLER = {
     "sb3_flow.data.generate": ["200=2", "--workers 2=--workers 1"],
     "sb3_flow.zoo train --algo rql": ["-n 20 --eval-freq 20 --eval-episodes 1", "-params=-params offline_steps:2"],
+    "sb3_flow.zoo train --algo flow_ppo --env CartPole-v1 --optimize": ["20=1", f"-n 300 {OF_TRIALS}"],
     "sb3_flow.zoo train": ["-n 600 --eval-freq 300 --eval-episodes 2"],
     "sb3_flow.zoo enjoy": [],
     "sb3_flow.zoo push_to_hub": ["-n 10"],
@@ -185,6 +189,8 @@ def test_commands(command, folder, monkeypatch, capsys, hubs, repositories, tmp_
         assert name in ("torch", project["name"])
         assert set(extras.rstrip("]").split(",")) - {""} <= set(project["optional-dependencies"])
         return
+    if command.startswith("optuna-dashboard "):
+        return  # tests.integrations.run opens the study and asks for its trials
     # test_ranks.py runs torchrun
     command = re.sub(r"^torchrun --nproc-per-node=\d+", "python", command)
     name, *_ = [name for name in SMALLER if command.startswith(f"python -m {name} ")]

@@ -1,7 +1,7 @@
 """Offline datasets: validated, read-only transitions from OGBench, Minari, D4RL, SB3 replay buffers or plain arrays."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.data import storage
 from sb3_flow.data.columns import Parts, array_column, entries, flags, in_memory
+from sb3_flow.data.demonstrations import read_trajectories
 from sb3_flow.data.loading import load
 from sb3_flow.data.minari import read_minari
 from sb3_flow.data.replay_buffers import read_replay_buffer
@@ -36,8 +37,8 @@ class OfflineDataset:
     ``terminated`` (bootstrapping stops here) and ``trajectory_ends`` (the trajectory ends here) are different arrays: a time
     limit never becomes a terminal, and a trajectory may run on after a terminated row (OGBench's single tasks do).
 
-    :meth:`load`, :meth:`from_arrays`, :meth:`from_minari` and :meth:`from_replay_buffer` make datasets. The constructor takes
-    finished arrays and stores them without a copy and without looking at their values.
+    :meth:`load`, :meth:`from_arrays`, :meth:`from_trajectories`, :meth:`from_minari` and :meth:`from_replay_buffer` make
+    datasets. The constructor takes finished arrays and stores them without a copy and without looking at their values.
 
     :param observations: (N, \\*obs_shape), or a dict of such arrays; floats are float32, integers keep their type
     :param actions: (N, \\*action_shape) float32, in the environment's own units (not scaled)
@@ -167,13 +168,47 @@ class OfflineDataset:
         return cls._of(checked(parts, in_place=parts.actions is not columns["actions"].array), source)
 
     @classmethod
+    def from_trajectories(
+        cls,
+        trajectories: Iterable[Any],
+        *,
+        rewards: float | None = None,
+        time_limit: int | None = None,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        source: str = "trajectories",
+    ) -> "OfflineDataset":
+        """
+        Make a dataset from trajectories as the package imitation has them, without that package: objects with the attributes
+        ``obs`` (T + 1 observations), ``acts`` (T actions), ``terminal`` and optionally ``rews`` and ``infos``, or mappings of
+        these names, as the rows of imitation's files are.
+
+        :param trajectories: such as ``imitation.data.types.TrajectoryWithRew``. Observations may be dicts
+        :param rewards: reward of each step of trajectories without ``rews``: 0.0 where the data are imitated alone, by
+            ``RQL(objective="bc")`` or ``FlowMapPolicy``
+        :param time_limit: terminal trajectories of this many steps were cut off, and bootstrapping does not stop there.
+            Not needed where the infos hold SB3's ``TimeLimit.truncated``
+        :param observation_space: default: as in :meth:`from_arrays`
+        :param action_space: likewise
+        :param source: names the data in messages
+        :raises ValueError: for data that cannot be trained on, naming the trajectory and the expected values
+        """
+        arrays = read_trajectories(trajectories, rewards, time_limit)
+        return cls.from_arrays(**arrays, observation_space=observation_space, action_space=action_space, source=source)
+
+    @classmethod
     def from_minari(cls, dataset: "minari.MinariDataset") -> "OfflineDataset":
         """
         Read all episodes of a Minari dataset, or of a part of it, which ``filter_episodes`` gives.
 
         :param dataset: flat Dict observations are supported; ``mask`` in the infos (0: stop) goes before terminations
         """
-        require_extra("minari", "minari", "minari")
+        minari = require_extra("minari", "minari", "minari")
+        if not isinstance(dataset, minari.MinariDataset):
+            raise TypeError(
+                f"`dataset` must be a minari.MinariDataset, but a {type(dataset).__name__} was given; "
+                "OfflineDataset.load('minari:<id>') opens a dataset by its id"
+            )
         return cls._of(checked(read_minari(dataset, in_memory)), f"minari:{dataset.id}")
 
     @classmethod

@@ -37,6 +37,8 @@ def _suggestion(location: str, path: Path) -> str:
     if location and path.is_dir():
         if files := npz_files(path):
             return f"; perhaps '{_of_file(files[0])}{location}'" if _of_file(files[0]) else ""
+        if (path / "dataset_info.json").is_file():
+            return f"; perhaps OfflineDataset.from_trajectories(datasets.load_from_disk({location!r}).with_format('numpy'))"
         return f"; {path} is no folder that OfflineDataset.save wrote"
     nearest = difflib.get_close_matches(prefix.lower(), SOURCES, 1) if colon else []
     if nearest:

@@ -1,15 +1,17 @@
 """Minari's datasets: episodes of T + 1 observations for T steps, so that nothing is lost."""
 
+import difflib
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 
 from sb3_flow.data.columns import Allocate, Column, Parts, array_column, entries, flags, nest, observation_dtype, put
-from sb3_flow.data.files import reading
+from sb3_flow.data.files import DAMAGED, reading
 from sb3_flow.data.validation import check_action_space
 
 if TYPE_CHECKING:
@@ -24,14 +26,26 @@ def find_minari(where: str) -> "minari.MinariDataset":
     :raises FileNotFoundError: if it is not on this machine
     :raises ValueError: if its metadata are damaged
     """
-    load_dataset = importlib.import_module("minari").load_dataset
+    minari = importlib.import_module("minari")
     try:
         with reading(Path(where), "Minari"):
-            return load_dataset(where, download=False)
+            return minari.load_dataset(where, download=False)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"'minari:{where}': {error} Nothing is downloaded here; to get it: minari download {where}"
-        ) from error
+        near = _near(where, minari)
+        advice = f"Perhaps 'minari:{near}'" if near else f"Nothing is downloaded here; to get it: minari download {where}"
+        raise FileNotFoundError(f"'minari:{where}': {error} {advice}") from error
+
+
+def _near(where: str, minari: ModuleType) -> str | None:
+    """Find the dataset on this machine that may be meant by an id without version or namespace, or with a slip; None: none."""
+    try:
+        known = list(minari.list_local_datasets())
+    except (ValueError, *DAMAGED):  # of another dataset
+        return None
+    versions = [name for name in known if name.startswith(f"{where}-v")]  # in the order of their numbers
+    inside = [name for name in known if name.endswith(f"/{where}")]
+    found = versions[-1:] or inside or difflib.get_close_matches(where, known, 1, 0.8)
+    return found[0] if found else None
 
 
 def read_minari(dataset: "minari.MinariDataset", allocate: Allocate) -> Parts:

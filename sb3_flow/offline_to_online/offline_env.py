@@ -46,6 +46,11 @@ class SpacesOnlyVecEnv(VecEnv):
 class OfflineProgressBar(ProgressBarCallback):
     """Progress bar with one tick per gradient step, however many environments the model has."""
 
+    def close(self) -> None:
+        """Take the bar away, also after an error: until then, it keeps stdout to itself."""
+        if hasattr(self, "pbar"):
+            self.pbar.close()
+
     def _on_step(self) -> bool:
         self.pbar.update(1)
         return True

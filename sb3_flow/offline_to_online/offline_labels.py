@@ -32,9 +32,19 @@ class _Relabelled:
 
 
 @contextmanager
-def in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[None]:
+def printed_in_gradient_steps() -> Iterator[None]:
     """
-    Make lines and logs say "gradient steps" for a while, and add the dataset's own return to each table that counts the steps.
+    Make printed lines say "gradient steps" for a while. A progress bar that is shown already has put a stream of its own in
+    the place of stdout, which in a notebook does not write to the stream that was there before.
+    """
+    with redirect_stdout(_Relabelled(sys.stdout)):
+        yield
+
+
+@contextmanager
+def logged_in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[None]:
+    """
+    Make logs say "gradient steps" for a while, and add the dataset's own return to each table that counts the steps.
 
     :param logger: the model's logger
     :param behaviour: return of the policy that made the dataset
@@ -51,7 +61,6 @@ def in_gradient_steps(logger: Logger, behaviour: BehaviourReturn) -> Iterator[No
 
     logger.record = relabelled  # type: ignore[method-assign]
     try:
-        with redirect_stdout(_Relabelled(sys.stdout)):
-            yield
+        yield
     finally:
         del logger.record

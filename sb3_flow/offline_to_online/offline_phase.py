@@ -13,13 +13,14 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import configure_logger
 
 from sb3_flow.common.checks import check_learning, check_whole
+from sb3_flow.common.clear_errors import check_progress_bar
 from sb3_flow.common.episodes import normalized_alike
 from sb3_flow.common.ranks import first_says, is_first
 from sb3_flow.data import OfflineDataset, TrajectoryReplayBuffer
 from sb3_flow.offline_to_online.evaluation_notes import NoteEvaluationModes, as_list, find_evaluations
 from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.offline_env import OfflineProgressBar, SpacesOnlyVecEnv, has_statistics
-from sb3_flow.offline_to_online.offline_labels import in_gradient_steps
+from sb3_flow.offline_to_online.offline_labels import logged_in_gradient_steps, printed_in_gradient_steps
 from sb3_flow.offline_to_online.phase import ONLINE, Phase
 from sb3_flow.offline_to_online.several_ranks import TrainsOnSeveralRanks
 from sb3_flow.offline_to_online.spaces import channels_first, channels_first_space
@@ -125,6 +126,7 @@ class OfflinePhase(TrainsOnSeveralRanks):
             together (see the manual, "Scaling out") were given different things
         """
         check_whole(0, gradient_steps=gradient_steps)
+        check_progress_bar(progress_bar)
         check_learning(gradient_steps, log_interval)
         if eval_env is not None:
             check_whole(1, eval_freq=eval_freq, n_eval_episodes=n_eval_episodes)
@@ -144,8 +146,9 @@ class OfflinePhase(TrainsOnSeveralRanks):
         self.num_timesteps = self._num_timesteps_at_start = self.offline_updates
         self.start_time = time.time_ns()
         self._stopped_offline = False
+        bar = OfflineProgressBar() if progress_bar and is_first() else None
         try:
-            extra: list[BaseCallback] = [OfflineProgressBar()] if progress_bar and is_first() else []
+            extra: list[BaseCallback] = [] if bar is None else [bar]
             if eval_env is not None:
                 wrapped = self._wrap_env(normalized_alike(eval_env, self._vec_normalize_env), self.verbose)
                 paths: dict[str, Any] = {"log_path": eval_log_path, "best_model_save_path": eval_log_path}
@@ -155,12 +158,15 @@ class OfflinePhase(TrainsOnSeveralRanks):
                 if without_env:
                     warnings.filterwarnings("ignore", message="Training and eval env are not of the same type")
                 callback = self._init_callback([*as_list(callback), *extra])
-            with in_gradient_steps(self.logger, dataset.behaviour_return):
+            with logged_in_gradient_steps(self.logger, dataset.behaviour_return):
                 callback.on_training_start(locals(), globals())
                 self.replay_buffer.offline_only = True  # type: ignore[union-attr]
-                self._run_offline(total_timesteps, callback, log_interval)
+                with printed_in_gradient_steps():
+                    self._run_offline(total_timesteps, callback, log_interval)
                 callback.on_training_end()
         finally:
+            if bar is not None:
+                bar.close()
             self.replay_buffer.offline_only = False  # type: ignore[union-attr]
             assert self.phase.environment_steps is not None
             self.num_timesteps, self.phase = self.phase.environment_steps, ONLINE

@@ -11,6 +11,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves, write_atomically
+from sb3_flow.common.clear_errors import ClearErrors
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.wrapper_chain import unwrapped
@@ -27,7 +28,7 @@ from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
 
 
-class PersistentAlgorithm(AtomicSaves, DeepCopies, OffPolicyAlgorithm):
+class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorithm):
     """
     Off-policy algorithm that saves its own random streams, writes a file completely or not at all, and is unchanged by a load
     that fails.

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_flow.common.checkpoints import AtomicSaves
 from sb3_flow.common.checks import check_learning
+from sb3_flow.common.clear_errors import ClearErrors
 from sb3_flow.common.copies import DeepCopies
 from sb3_flow.on_policy.estimators import Advantage
 from sb3_flow.on_policy.finite import decide
@@ -52,7 +53,7 @@ def bounded_actions(policy: ActorCriticPolicy, action_space: spaces.Space[Any], 
     return bounded
 
 
-class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, OnPolicyAlgorithm):
+class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, ClearErrors, OnPolicyAlgorithm):
     """
     Collect rollouts of two kinds, with hooks that subclasses override. SB3's rollouts are ``n_steps`` from the environments'
     present states. For whole episodes (``whole_episodes``) all environments are reset, and the rollout ends when each

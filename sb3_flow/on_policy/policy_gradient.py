@@ -7,6 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule
 
@@ -15,6 +16,7 @@ from sb3_flow.common.checks import check_scheduled, naming_policy_arguments
 from sb3_flow.common.ranks import backward, is_first, mean_over_ranks, n_ranks
 from sb3_flow.compiled.policy_losses import PolicyLoss
 from sb3_flow.execution import Execution
+from sb3_flow.execution.watched_networks import WatchedNetworks
 from sb3_flow.losses import clipped_surrogate, decoupled_surrogate, gspo_loss, gspo_token_loss, segment_mean, value_loss
 from sb3_flow.on_policy.arguments import (
     Recomputation,
@@ -143,6 +145,21 @@ class PolicyGradient(EvaluatesRollouts):
             from sb3_flow.on_policy.native_learner import NativeLoops  # only where numba can be used
 
             self.native = NativeLoops(self.policy)
+
+    def _setup_learn(self, *arguments: Any, **options: Any) -> tuple[int, BaseCallback]:
+        found = super()._setup_learn(*arguments, **options)
+        self._make_way_for_hooks()
+        return found
+
+    def _make_way_for_hooks(self) -> None:
+        """Use torch while something hooks into the policy, as a callback may since it was set up (``wandb.watch``)."""
+        hooked = WatchedNetworks([self.policy]).has_hooks
+        if hooked and self.native is not None:
+            reason = "hooks look into the policy or its gradients"
+            choose_backend(self.backend, None, reason, None, self.verbose if is_first() else 0)
+            self.native = None
+        elif not hooked and self.native is None and self.chosen_backend == "native" and n_ranks() == 1:
+            self._choose_backend()
 
     def _not_native(self) -> str | None:
         """Look for a reason why the compiled loops do not cover this algorithm; None if they do."""
