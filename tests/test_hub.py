@@ -24,8 +24,9 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, GRPO, PPO, RLPD, RQL, FlowMapPolicy, MaskablePPO, RecurrentPPO
+from sb3_flow import FMQ, GRPO, PPO, RLPD, RQL, FlowMapPolicy, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.common import checkpoints, episodes
+from sb3_flow.common.episodes import uses_masks
 from sb3_flow.data import OfflineDataset
 from sb3_flow.hub import load_from_hub, push_to_hub
 from sb3_flow.hub.making import readable, without_folders
@@ -45,6 +46,10 @@ def rql():
     return model.learn_offline(collect(PointEnv(length=30)), 3).learn(20)
 
 
+def masked_env():
+    return InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3)
+
+
 MODELS = {
     "RQL": (rql, PointEnv),
     "FMQ": (
@@ -58,7 +63,13 @@ MODELS = {
     ),
     "RecurrentPPO": (lambda: RecurrentPPO("MlpLstmPolicy", PointEnv(), **ON_POLICY).learn(16), PointEnv),
     "MaskablePPO": (
-        lambda: MaskablePPO("MlpPolicy", InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **ON_POLICY).learn(16),
+        lambda: MaskablePPO("MlpPolicy", masked_env(), **ON_POLICY).learn(16),
+        masked_env,
+    ),
+    "MaskableRecurrentPPO": (
+        lambda: MaskableRecurrentPPO("MlpGruPolicy", InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **ON_POLICY).learn(
+            16
+        ),
         lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3),
     ),
 }
@@ -73,7 +84,7 @@ def decisions(model, env, steps=6):
         one.unwrapped.action_space.seed(3)
     observation = vec_env.reset()
     for _ in range(steps):
-        masks = {"action_masks": np.stack(vec_env.env_method("action_masks"))} if isinstance(model, MaskablePPO) else {}
+        masks = {"action_masks": np.stack(vec_env.env_method("action_masks"))} if uses_masks(model, vec_env) else {}
         action, state = model.predict(observation, state, starts, deterministic=True, **masks)
         observation, _, starts, _ = vec_env.step(action)
         found.append(action)
@@ -208,15 +219,16 @@ def test_successes_are_counted(hub):
     assert metrics["success_rate"] == "1.00" and "| success rate | 1.00 |" in body
 
 
-def test_masks_are_kept_in_the_evaluation(hub, monkeypatch):
-    model, masks = MODELS["MaskablePPO"][0](), []
-    predict = MaskablePPO.predict
+@pytest.mark.parametrize("algorithm", [MaskablePPO, MaskableRecurrentPPO])
+def test_masks_are_kept_in_the_evaluation(algorithm, hub, monkeypatch):
+    model, masks = MODELS[algorithm.__name__][0](), []
+    predict = algorithm.predict
     note = lambda self, *args, action_masks=None, **kwargs: (  # noqa: E731
         masks.append(action_masks),
         predict(self, *args, action_masks=action_masks, **kwargs),
     )[1]
-    monkeypatch.setattr(MaskablePPO, "predict", note)
-    push_to_hub(model, REPO, InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **QUIET)
+    monkeypatch.setattr(algorithm, "predict", note)
+    push_to_hub(model, REPO, masked_env(), **QUIET)
     assert masks and all(mask is not None and not mask.all() for mask in masks)
 
 

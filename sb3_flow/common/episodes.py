@@ -1,13 +1,14 @@
 """Episodes in which a model is evaluated: the environment as the model knows it, and what the episodes gave."""
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable import evaluation as with_masks
+from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common import evaluation
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
@@ -75,6 +76,11 @@ def for_evaluation(env: GymEnv, normalizer: VecNormalize | None) -> Iterator[Vec
         own.training, own.norm_reward = settings
 
 
+def uses_masks(model: Any, env: VecEnv) -> bool:
+    """Say whether a model's actions are masked in an environment: both know of masks."""
+    return "action_masks" in inspect.signature(model.predict).parameters and is_masking_supported(env)
+
+
 def play(model: Any, env: VecEnv, n_episodes: int, deterministic: bool) -> Episodes:
     """
     Play episodes, with action masks if the model takes them.
@@ -90,6 +96,6 @@ def play(model: Any, env: VecEnv, n_episodes: int, deterministic: bool) -> Episo
         if local["done"] and local["info"].get("is_success") is not None:
             successes.append(bool(local["info"]["is_success"]))
 
-    evaluate: Any = (with_masks if isinstance(model, MaskablePPO) else evaluation).evaluate_policy
+    evaluate: Any = (with_masks if uses_masks(model, env) else evaluation).evaluate_policy
     returns, _ = evaluate(model, env, n_episodes, deterministic, callback=note, return_episode_rewards=True)
     return Episodes(np.array(returns, dtype=np.float64), float(np.mean(successes)) if successes else None)
