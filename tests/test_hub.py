@@ -62,16 +62,8 @@ MODELS = {
         lambda: DummyVecEnv([PointEnv] * 2),
     ),
     "RecurrentPPO": (lambda: RecurrentPPO("MlpLstmPolicy", PointEnv(), **ON_POLICY).learn(16), PointEnv),
-    "MaskablePPO": (
-        lambda: MaskablePPO("MlpPolicy", masked_env(), **ON_POLICY).learn(16),
-        masked_env,
-    ),
-    "MaskableRecurrentPPO": (
-        lambda: MaskableRecurrentPPO("MlpGruPolicy", InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3), **ON_POLICY).learn(
-            16
-        ),
-        lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3),
-    ),
+    "MaskablePPO": (lambda: MaskablePPO("MlpPolicy", masked_env(), **ON_POLICY).learn(16), masked_env),
+    "MaskableRecurrentPPO": (lambda: MaskableRecurrentPPO("MlpGruPolicy", masked_env(), **ON_POLICY).learn(16), masked_env),
 }
 
 
