@@ -26,7 +26,7 @@ from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, GRPO, PPO, RLPD, RQL, FlowMapPolicy, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
 from sb3_flow.common import checkpoints, episodes
-from sb3_flow.common.episodes import uses_masks
+from sb3_flow.common.episodes import takes_masks
 from sb3_flow.data import OfflineDataset
 from sb3_flow.hub import load_from_hub, push_to_hub
 from sb3_flow.hub.making import readable, without_folders
@@ -76,7 +76,7 @@ def decisions(model, env, steps=6):
         one.unwrapped.action_space.seed(3)
     observation = vec_env.reset()
     for _ in range(steps):
-        masks = {"action_masks": np.stack(vec_env.env_method("action_masks"))} if uses_masks(model, vec_env) else {}
+        masks = {"action_masks": np.stack(vec_env.env_method("action_masks"))} if takes_masks(model) else {}
         action, state = model.predict(observation, state, starts, deterministic=True, **masks)
         observation, _, starts, _ = vec_env.step(action)
         found.append(action)

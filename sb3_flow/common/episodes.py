@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from sb3_contrib.common.maskable import evaluation as with_masks
-from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common import evaluation
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
@@ -76,14 +75,14 @@ def for_evaluation(env: GymEnv, normalizer: VecNormalize | None) -> Iterator[Vec
         own.training, own.norm_reward = settings
 
 
-def uses_masks(model: Any, env: VecEnv) -> bool:
-    """Say whether a model's actions are masked in an environment: both know of masks."""
-    return "action_masks" in inspect.signature(model.predict).parameters and is_masking_supported(env)
+def takes_masks(model: Any) -> bool:
+    """Say whether an algorithm or policy takes masks of its actions."""
+    return "action_masks" in inspect.signature(model.predict).parameters
 
 
 def play(model: Any, env: VecEnv, n_episodes: int, deterministic: bool) -> Episodes:
     """
-    Play episodes, with action masks if the model takes them.
+    Play episodes, with action masks if the model takes them; an environment without masks is an error then.
 
     :param model: an algorithm, or a policy
     :param env: see :func:`for_evaluation`
@@ -96,6 +95,6 @@ def play(model: Any, env: VecEnv, n_episodes: int, deterministic: bool) -> Episo
         if local["done"] and local["info"].get("is_success") is not None:
             successes.append(bool(local["info"]["is_success"]))
 
-    evaluate: Any = (with_masks if uses_masks(model, env) else evaluation).evaluate_policy
+    evaluate: Any = (with_masks if takes_masks(model) else evaluation).evaluate_policy
     returns, _ = evaluate(model, env, n_episodes, deterministic, callback=note, return_episode_rewards=True)
     return Episodes(np.array(returns, dtype=np.float64), float(np.mean(successes)) if successes else None)

@@ -10,7 +10,7 @@ import numpy as np
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.vec_env import VecEnv, VecVideoRecorder
 
-from sb3_flow.common.episodes import uses_masks
+from sb3_flow.common.episodes import takes_masks
 
 
 def record(model: Any, env: VecEnv, length: int, deterministic: bool, path: Path) -> bool:
@@ -32,7 +32,7 @@ def record(model: Any, env: VecEnv, length: int, deterministic: bool, path: Path
             observation: Any = recorder.reset()
             state, starts = None, np.ones(env.num_envs, dtype=bool)
             for _ in range(length + 1):  # the recorder writes the file at the step after the last
-                masks = {"action_masks": get_action_masks(recorder)} if uses_masks(model, env) else {}
+                masks = {"action_masks": get_action_masks(recorder)} if takes_masks(model) else {}
                 action, state = model.predict(observation, state, starts, deterministic, **masks)
                 observation, _, starts, _ = recorder.step(action)
             (video,) = Path(folder).glob("*.mp4")
