@@ -46,7 +46,8 @@ def export(
 
     Policies of the PPO family decide deterministically. The file has its metadata as JSON under the name ``sb3_flow``.
 
-    :param model: an algorithm of this package, or a policy
+    :param model: an algorithm of this package, PPO or A2C of SB3, MaskablePPO or RecurrentPPO of sb3-contrib, or a policy of
+        these
     :param path: of the file, with the ending ``.onnx`` (needs the extra ``onnx``) or ``.pt2``; the file is whole or not there
     :param noise: ``"input"``, or for ``.pt2`` ``"keyed"``: noise is a function of the observation, as in
         ``predict(..., deterministic=True)``

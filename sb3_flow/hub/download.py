@@ -37,7 +37,8 @@ def load_from_hub(
     :param token: of the Hub, for a private repository (default: the token that this machine is logged in with)
     :param options: further arguments of ``algorithm.load``
     :return: the model
-    :raises ValueError: unless ``TRUST_REMOTE_CODE`` is set, if another algorithm saved the file, or if statistics need ``env``
+    :raises ValueError: unless ``TRUST_REMOTE_CODE`` is set, if another algorithm saved the file and ``algorithm`` is of
+        this package, or if statistics need ``env``
     :raises FileNotFoundError: if there is no such repository or file
     :raises OSError: if the Hub does not answer, or the connection breaks off
     :raises ImportError: without the extra ``hub``

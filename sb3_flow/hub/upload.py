@@ -43,8 +43,9 @@ def push_to_hub(
     All files arrive in one commit, or none does.
 
     :param model: an algorithm of this package or of SB3
-    :param repo_id: name of the user or organization, a slash, and a name; without the first two the user's own
-    :param eval_env: environment to evaluate on, as for SB3's ``evaluate_policy``, normalised like the model's environment
+    :param repo_id: ``"user/name"`` or ``"organization/name"``; ``"name"`` alone is a repository of your own account
+    :param eval_env: environment to evaluate on, as for SB3's ``evaluate_policy``, normalised like the model's environment;
+        with action masks if the model takes masks
     :param filename: of the model in the repository (default: the repository's name, with ``.zip``)
     :param n_eval_episodes: episodes of the evaluation, which the model card reports
     :param deterministic: whether the model acts deterministically in them

@@ -33,8 +33,12 @@ class MaskableRecurrentPPO(RecurrentPPO):
     """
     Train a policy with memory, as :class:`sb3_flow.RecurrentPPO` does, in environments that tell which actions are valid, as
     they tell sb3-contrib's MaskablePPO (arXiv 2006.14171): by a method ``action_masks()``, or by the wrapper ``ActionMasker``.
-    Arguments are explained by :class:`sb3_flow.RecurrentPPO`. The networks are those of RecurrentPPO, and without masks, or
-    where all actions are valid, the numbers are those of RecurrentPPO to the last bit.
+    The networks are those of RecurrentPPO, and without masks, or where all actions are valid, the numbers are those of
+    RecurrentPPO to the last bit.
+
+    The arguments from ``advantage`` to ``recompute_advantages`` are explained by :class:`sb3_flow.PPO`, all others are those of
+    sb3-contrib's RecurrentPPO. Policies: ``MlpLstmPolicy``, ``MlpGruPolicy`` and their ``Cnn`` and ``MultiInput`` forms.
+    ``learn(use_masking=False)`` takes all actions for valid.
     """
 
     policy: MaskableRecurrentPolicy

@@ -1,5 +1,6 @@
 """
-rl-zoo3 with the algorithms of this package: ``python -m sb3_flow.zoo train|enjoy|record_video|plot|optimize ...``.
+rl-zoo3 with the algorithms of this package, sweeps and benches:
+``python -m sb3_flow.zoo train|enjoy|record_video|plot|optimize|sweep|bench|push_to_hub|load_from_hub ...``.
 
 For a script of your own::
 
