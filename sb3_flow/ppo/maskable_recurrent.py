@@ -36,8 +36,8 @@ class MaskableRecurrentPPO(RecurrentPPO):
     The networks are those of RecurrentPPO, and without masks, or where all actions are valid, the numbers are those of
     RecurrentPPO to the last bit.
 
-    The arguments from ``advantage`` to ``recompute_advantages`` are explained by :class:`sb3_flow.PPO`, all others are those of
-    sb3-contrib's RecurrentPPO. Policies: ``MlpLstmPolicy``, ``MlpGruPolicy`` and their ``Cnn`` and ``MultiInput`` forms.
+    The arguments from ``advantage`` to ``recompute_advantages`` are explained by :class:`sb3_flow.PPO`, all others are those
+    of sb3-contrib's RecurrentPPO. Policies: ``MlpLstmPolicy``, ``MlpGruPolicy`` and their ``Cnn`` and ``MultiInput`` forms.
     ``learn(use_masking=False)`` takes all actions for valid.
     """
 
