@@ -22,8 +22,8 @@ from sb3_flow.data.windows import Starts, Windows
 
 class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
     """
-    Replay buffer that draws a window in proportion to its priority p = (|delta| + eps)^alpha, where delta is the error that
-    the value had at the window when the window was drawn last (proportional prioritisation).
+    Replay buffer that draws a window in proportion to its priority ``p = (|delta| + eps)^alpha``, where delta is the error
+    that the value had at the window when the window was drawn last (proportional prioritisation).
 
     A window that is new has the greatest priority so far, 1 at first. A window that reaches beyond its trajectory trains the
     policy but no value; its priority is the mean priority of its source, so that it is drawn as often as without priorities.
