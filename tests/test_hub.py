@@ -21,7 +21,7 @@ from hub_stand_in import TOKEN
 from hub_stand_in import hub as hub
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import SAC
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, GRPO, PPO, RLPD, RQL, FlowMapPolicy, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
@@ -417,8 +417,56 @@ def test_statistics_need_an_environment(hub):
     push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
     with pytest.raises(ValueError, match=r"statistics of a VecNormalize.*give `env`"):
         load_from_hub(REPO, PPO)
-    with pytest.raises(ValueError, match=r"`env` has a VecNormalize, but me/a-model brings its own"):
-        load_from_hub(REPO, PPO, env=normalized())
+
+
+@pytest.mark.parametrize("filename", ["b.zip", None])
+def test_a_model_before_loads_from_its_commit(filename, hub):
+    """And never with the statistics of the model after it."""
+    first = MODELS["PPO"][0]()
+    push_to_hub(first, REPO, gym.make("Pendulum-v1"), filename="a.zip", **QUIET)
+    commit = hub.repositories[REPO][-1][0]
+    second = PPO("MlpPolicy", "Pendulum-v1", **ON_POLICY)
+    push_to_hub(second, REPO, gym.make("Pendulum-v1"), filename=filename, **QUIET)
+    with pytest.raises(ValueError, match=r"holds the model '(b|a-model)\.zip', .*`filename='a\.zip'`.*`revision=`"):
+        load_from_hub(REPO, PPO, filename="a.zip", env=gym.make("Pendulum-v1"))
+    assert load_from_hub(REPO, PPO, filename=filename, env=gym.make("Pendulum-v1")).get_vec_normalize_env() is None
+    loaded = load_from_hub(REPO, PPO, filename="a.zip", env=gym.make("Pendulum-v1"), revision=commit)
+    means = [model.get_vec_normalize_env().obs_rms.mean for model in (first, loaded)]
+    np.testing.assert_array_equal(*means)
+
+
+def test_statistics_that_are_gone(hub):
+    push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
+    hub.put(REPO, vec_normalize__pkl=None)
+    with pytest.raises(FileNotFoundError, match=r"has no file 'vec_normalize\.pkl'"):
+        load_from_hub(REPO, PPO, env=gym.make("Pendulum-v1"))
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"no JSON", b'{"a": 1}'])
+def test_a_configuration_of_someone_else(content, hub):
+    push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
+    hub.put(REPO, config__json=content)
+    assert load_from_hub(REPO, PPO, env=gym.make("Pendulum-v1")).get_vec_normalize_env() is not None
+
+
+def stacked(**settings):
+    """As rl-zoo3 does it: VecNormalize inside."""
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]), **settings)
+    return VecFrameStack(env, 2)
+
+
+def test_frames_are_stacked_over_statistics(hub):
+    model = PPO("MlpPolicy", stacked(clip_obs=1.5), **ON_POLICY).learn(32)
+    push_to_hub(model, REPO, stacked(clip_obs=1.5), **QUIET)
+    env = stacked()
+    loaded = load_from_hub(REPO, PPO, env=env)
+    back, normalizer = loaded.get_vec_normalize_env(), model.get_vec_normalize_env()
+    np.testing.assert_array_equal(back.obs_rms.mean, normalizer.obs_rms.mean)
+    assert back.clip_obs == 1.5 and back.ret_rms.count == normalizer.ret_rms.count
+    assert not back.training and not back.norm_reward and loaded.get_env() is env
+    ours = stacked(clip_obs=1.5)
+    with episodes.for_evaluation(ours, normalizer):
+        np.testing.assert_array_equal(decisions(loaded, env), decisions(model, ours))
 
 
 def test_mistakes_are_named(hub):
@@ -430,6 +478,8 @@ def test_mistakes_are_named(hub):
         ({"video_length": -1}, ValueError, "`video_length` must be at least 0, but -1"),
         ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, but 'model'"),
         ({"filename": "../model.zip"}, ValueError, "`filename` must be a name"),
+        ({"filename": "best_model.zip"}, ValueError, "`filename` must not be 'best_model.zip'"),
+        ({"filename": "train_eval_metrics.zip"}, ValueError, "`filename` must not be 'train_eval"),
         ({"repo_id": "a/b/c"}, ValueError, "a/b/c"),
     ):
         with pytest.raises(error, match=message):

@@ -17,7 +17,7 @@ from sb3_flow.hub.making import as_json, env_id_of, how_it_was_made
 from sb3_flow.hub.model_card import model_card
 from sb3_flow.hub.replay_video import record
 
-STATISTICS = "vec_normalize.pkl"
+STATISTICS, CONFIGURATION = "vec_normalize.pkl", "config.json"
 OF_A_PUSH = (
     *(STATISTICS, "replay.mp4", "best_model.zip", "args.yml", "config.yml", "env_kwargs.yml", "train_eval_metrics.zip"),
 )
@@ -137,6 +137,8 @@ class Push:
         self.filename = filename or default
         if not self.filename.endswith(".zip") or "/" in self.filename:
             raise ValueError(f"`filename` must be a name that ends in .zip, but {filename!r} was given.")
+        if self.filename in OF_A_PUSH:
+            raise ValueError(f"`filename` must not be {self.filename!r}, which is a file of pushes from the zoo.")
         self.not_default = "" if self.filename == default else f', filename="{self.filename}"'
 
     def publish(
@@ -159,8 +161,9 @@ class Push:
         :param private: whether a new repository is private
         :return: address of the repository
         """
+        made = {**made, "filename": self.filename, "normalized": (folder / STATISTICS).is_file()}
         (folder / "results.json").write_text(as_json(results))
-        (folder / "config.json").write_text(as_json(made))
+        (folder / CONFIGURATION).write_text(as_json(made))
         (folder / "README.md").write_text(model_card(self.repo_id, made, results, loading))
         message = commit_message or f"{made['algorithm']} in {results['env_id']}"
         with explained(self.repo_id):
