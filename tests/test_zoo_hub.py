@@ -156,6 +156,16 @@ def test_a_command_is_that_of_the_run(monkeypatch, tmp_path):
     assert seen[0] == seen[1]
 
 
+def test_a_command_has_no_folders():
+    location, names = "npz:/home/John Smith/d.npz", {"id": ["ALE/Pong-v5", "~ann/x"], "rate": 0.5}
+    args = {"algo": "rql", "env": "ALE/Pong-v5", "seed": 1, "trained_agent": "logs/ann/x.zip", "conf_file": "../ann/mine.yml"}
+    told = training_command({**args, "hyperparams": {"offline_dataset": location}, "env_kwargs": {"names": names}})
+    assert "ann" not in told and "John" not in told
+    words = shlex.split(told)
+    assert {"x.zip", "mine.yml", "ALE/Pong-v5", "offline_dataset:'npz:d.npz'"} <= set(words)
+    assert "names:{'id': ['ALE/Pong-v5', 'x'], 'rate': 0.5}" in words
+
+
 def test_a_video(logs, hub):
     push("flow_ppo", logs, "-n", 10)
     assert hub.files("me/flow_ppo-CartPole-v1")["replay.mp4"][4:8] == b"ftyp"

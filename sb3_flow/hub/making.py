@@ -19,6 +19,13 @@ from sb3_flow.common.saved_by import SAVED_VERSION, saved_data
 UNTOLD = {"policy", "env", "offline_dataset", "tensorboard_log", "verbose", "device", "_init_setup_model"}
 """Arguments that are told elsewhere, or concern the machine that trained."""
 
+ABSOLUTE = r"[/\\~]|\.{1,2}[/\\]|[A-Za-z]:[/\\]"
+"""How paths begin that are no mere names."""
+PREFIX = re.compile(rf"((?:npz|d4rl|robomimic):|ogbench:[^@]*@|[\w.-]{{2,}}[:=](?!//)(?={ABSOLUTE}))?(.*)", re.S)
+"""What may be before a path: the prefix of a dataset's location, or a key."""
+NUMBERS = re.compile(r"(.*?)((?: \(sparse rewards\))*(?: \(\d+ rows.*\))?)", re.S)
+"""What ``trained_on`` has behind the location of a dataset."""
+
 BUFFERS = re.compile(r"(stable_baselines3\.common|sb3_contrib\.common|sb3_flow)\.")
 """Buffers that algorithms take by themselves."""
 
@@ -63,8 +70,29 @@ def env_id_of(env: VecEnv) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Leave of paths in a text their last part alone, since folders may name a person or a machine."""
-    return re.sub(r"(^|[\s:@'\"=(\[,])(?:~|[A-Za-z]:)?[/\\][^\s'\":@,)\]]*[/\\]", r"\1", text)
+    """
+    Leave of a path its last part alone, since folders may name a person or a machine, and of a URL no password.
+
+    :param text: a path, perhaps with the prefix of a dataset's location before it and the dataset's numbers behind it; of any
+        other text absolute paths are cut up to a space, and names such as ``ALE/Pong-v5`` stay
+    """
+    told, numbers = NUMBERS.fullmatch(text).groups()  # type: ignore[union-attr]
+    prefix, path = PREFIX.fullmatch(told).groups("")  # type: ignore[union-attr]
+    if re.match(r"[\w+.-]{2,}://", path):
+        return f"{prefix}{re.sub('://[^/]*@', '://', path, count=1)}{numbers}"
+    if prefix or re.match(ABSOLUTE, path) or re.fullmatch(r"(?!.*://).*[/\\][^/\\:]*\.[A-Za-z]\w{0,5}", path):
+        return prefix + re.split(r"[/\\]", path.rstrip("/\\"))[-1] + numbers
+    text = re.sub(r"://[^/\s]*@", "://", text)
+    return re.sub(r"(^|[\s:@'\"=(\[,])(?!//)(?:~|[A-Za-z]:)?[/\\][^\s'\":@,)\]]*[/\\]", r"\1", text)
+
+
+def cut(value: Any) -> Any:
+    """Cut paths in a value that a program would read again: see :func:`without_folders`."""
+    if isinstance(value, dict):
+        return {key: cut(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(cut(entry) for entry in value)
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def readable(value: Any) -> Any:

@@ -27,7 +27,7 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_flow.common.episodes import for_evaluation
 from sb3_flow.common.saved_by import check_saved_by, saved_data
 from sb3_flow.hub.connection import TRUST, Repository
-from sb3_flow.hub.making import how_it_was_made, readable, without_folders
+from sb3_flow.hub.making import cut, how_it_was_made, readable
 from sb3_flow.hub.replay_video import record
 from sb3_flow.hub.upload import STATISTICS, Push, evaluate, in_python
 from sb3_flow.zoo.viewing import latest_with_model, loader
@@ -154,15 +154,15 @@ def training_command(args: dict[str, Any]) -> str:
     ]
     for flag, name, default in (("-n", "n_timesteps", -1), ("--vec-env", "vec_env", "dummy"), ("-i", "trained_agent", "")):
         if args.get(name, default) != default:
-            words += [flag, str(args[name])]
+            words += [flag, cut(str(args[name]))]
     if args.get("conf_file"):
-        words += ["--conf-file", str(args["conf_file"])]
+        words += ["--conf-file", cut(str(args["conf_file"]))]
     if args.get("gym_packages"):
         words += ["--gym-packages", *args["gym_packages"]]
     for flag, name in (("--env-kwargs", "env_kwargs"), ("-params", "hyperparams")):
         if args.get(name):
-            words += [flag, *(f"{key}:{value!r}" for key, value in args[name].items())]
-    return shlex.join(without_folders(word) for word in words)
+            words += [flag, *(f"{key}:{cut(value)!r}" for key, value in args[name].items())]
+    return shlex.join(words)
 
 
 def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any], folder: Path) -> str:
