@@ -248,6 +248,50 @@ def test_files_of_an_archive_stay_in_the_folder(logs, hub, tmp_path):
     assert changed == {"flow_ppo/CartPole-v1_1/0.monitor.csv"} and not list(tmp_path.rglob("outside.csv"))
 
 
+def bomb():
+    """An archive that tells a size of 2 GB."""
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("0.monitor.csv", b"few")
+        archive.infolist()[0].file_size = 2 * 10**9
+    return file.getvalue()
+
+
+def damaged():
+    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("0.monitor.csv", bytes(range(256)) * 9)
+    content = bytearray(file.getvalue())
+    content[45:60] = b"\xff" * 15
+    return bytes(content)
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"no archive", "not a zip"), (bomb(), "more than"), (damaged(), "")])
+def test_curves_that_cannot_be_read_are_left_out(content, why, logs, hub, tmp_path):
+    push("flow_ppo", logs, "--no-render")
+    hub.put("me/flow_ppo-CartPole-v1", train_eval_metrics__zip=content)
+    with pytest.warns(UserWarning, match=f"The curves of the run are left out.*{why}"):
+        fetch("flow_ppo", tmp_path)
+    back = written(run_of(tmp_path, "flow_ppo")).keys()
+    assert {"CartPole-v1.zip", "best_model.zip"} <= back and "train_eval_metrics.zip" not in back
+
+
+def test_a_folder_that_is_not_replaced_stays(logs, hub, tmp_path, monkeypatch):
+    push("flow_ppo", logs, "--no-render")
+    fetch("flow_ppo", tmp_path)
+    run = run_of(tmp_path, "flow_ppo")
+    (run / "notes").write_text("a user's own")
+    rename, before = Path.rename, written(run)
+
+    def fails(path, target):
+        if target == run and path.name == run.name:
+            raise PermissionError("the disk is full")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    which = ("--algo", "flow_ppo", "--env", "CartPole-v1", "-f", tmp_path, "-orga", "me", "--exp-id", 1, "--force")
+    assert mistake("load_from_hub", *which) == "error: the disk is full"
+    assert written(run) == before and list(run.parent.iterdir()) == [run]
+
+
 def test_enjoy_fetches_models_of_sb3(logs, hub, tmp_path, monkeypatch, capsys):
     """Without statistics, for which rl-zoo3 2.9.2 looks in vain."""
     push("ppo", logs, "--no-render")

@@ -12,7 +12,9 @@ import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 import zipfile
+import zlib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from sb3_flow.zoo.viewing import latest_with_model, loader
 
 CONFIGURATION = ("args.yml", "config.yml")
 METRICS = "train_eval_metrics.zip"
+MOST_BYTES = 10**9
+"""Size of curves that are extracted: an archive of a few bytes can fill the disk."""
 N_EVAL_EPISODES = 10
 """As in rl-zoo3."""
 
@@ -176,6 +180,20 @@ def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any], folder:
     )
 
 
+def _extract_curves(made: Path) -> None:
+    """Extract the curves of a run, or warn where the archive cannot be read: they are not worth the model."""
+    try:
+        with zipfile.ZipFile(made / METRICS) as archive:
+            curves = [one for one in archive.infolist() if re.fullmatch(r"evaluations\.npz|[\w.-]*\.csv", one.filename)]
+            size = sum(one.file_size for one in curves)
+            if size > MOST_BYTES:
+                raise zipfile.BadZipFile(f"its {size:,} bytes are more than {MOST_BYTES:,}")
+            archive.extractall(made, curves)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:  # RuntimeError: encrypted, or packed in a way unknown
+        warnings.warn(f"The curves of the run are left out, since {METRICS} is not extracted: {error}")
+    (made / METRICS).unlink()
+
+
 def load_from_hub() -> None:
     """Download a run into the folder where ``enjoy`` finds it."""
     parser = argparse.ArgumentParser(description="Download a run from the Hugging Face Hub to where `enjoy` finds it.")
@@ -235,11 +253,14 @@ def download_from_hub(
         for place, file in files.items():
             shutil.copy(file, made / place)
         if (made / METRICS).is_file():
-            with zipfile.ZipFile(made / METRICS) as archive:
-                curves = [one for one in archive.namelist() if re.fullmatch(r"evaluations\.npz|[\w.-]*\.csv", one)]
-                archive.extractall(made, curves)
-            (made / METRICS).unlink()
+            _extract_curves(made)
+        replaced = Path(temporary, "replaced")
         if run.is_dir():
-            run.rename(Path(temporary, "replaced"))
-        made.rename(run)
+            run.rename(replaced)
+        try:
+            made.rename(run)
+        except BaseException:
+            if replaced.is_dir():
+                replaced.rename(run)  # it would go with the temporary folder
+            raise
     print(f"Saved to {run}")
