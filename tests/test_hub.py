@@ -396,6 +396,8 @@ def test_no_such_repository_or_file(hub, monkeypatch):
         load_from_hub(REPO, PPO, filename="other.zip")
     with pytest.raises(ValueError, match=r"a/b/c"):
         load_from_hub("a/b/c", PPO)
+    with pytest.raises(ValueError, match="`repo_id` must be 'user/name' to load from, but 'a-model' was given"):
+        load_from_hub("a-model", PPO)
 
 
 def test_another_algorithm(hub):
@@ -478,6 +480,12 @@ def test_mistakes_are_named(hub):
         ({"video_length": -1}, ValueError, "`video_length` must be at least 0, but -1"),
         ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, but 'model'"),
         ({"filename": "../model.zip"}, ValueError, "`filename` must be a name"),
+        ({"filename": ".zip"}, ValueError, "`filename` must be a name"),
+        ({"filename": 'a".zip'}, ValueError, "`filename` must be a name"),
+        ({"filename": "a\\b.zip"}, ValueError, "`filename` must be a name"),
+        ({"deterministic": "no"}, TypeError, "`deterministic` must be True or False, but 'no'"),
+        ({"eval_env": "CartPole-v1"}, TypeError, "`eval_env` must be an environment .*but 'CartPole-v1'"),
+        ({"eval_env": gym.make_vec("CartPole-v1", 2)}, ValueError, "`eval_env` must be a single environment .*make_vec_env"),
         ({"filename": "best_model.zip"}, ValueError, "`filename` must not be 'best_model.zip'"),
         ({"filename": "train_eval_metrics.zip"}, ValueError, "`filename` must not be 'train_eval"),
         ({"repo_id": "a/b/c"}, ValueError, "a/b/c"),
@@ -485,6 +493,26 @@ def test_mistakes_are_named(hub):
         with pytest.raises(error, match=message):
             push_to_hub(**{"model": model, "repo_id": REPO, "eval_env": Unplayed(), **change})
     assert hub.repositories == {}
+
+
+def test_a_boolean_of_numpy(hub):
+    push_to_hub(PPO("MlpPolicy", PointEnv(), **ON_POLICY), REPO, PointEnv(), deterministic=np.bool_(False), **QUIET)
+    assert json.loads(hub.files(REPO)["results.json"])["is_deterministic"] is False
+
+
+@pytest.mark.parametrize("module", [__name__, "__main__"])
+def test_a_class_that_nobody_can_import(module, hub, monkeypatch):
+    """The card names the nearest base class that others have."""
+
+    class Mine(PPO):
+        pass
+
+    Mine.__module__ = module
+    if module == "__main__":
+        monkeypatch.setattr(sys.modules[module], "Mine", Mine, raising=False)
+    push_to_hub(Mine("MlpPolicy", PointEnv(), **ON_POLICY), REPO, PointEnv(), **QUIET)
+    assert "from sb3_flow import PPO\n" in card(hub)[1] and '"me/a-model", PPO)' in card(hub)[1]
+    assert json.loads(hub.files(REPO)["config.json"])["algorithm"] == "PPO"
 
 
 def test_the_extra_is_named(monkeypatch):
@@ -517,7 +545,10 @@ def test_folders_of_this_machine_are_not_told(hub, tmp_path):
         ("npz:/home/John Smith/d.npz", "npz:d.npz"),
         (r"C:\Users\John Smith\x.npz", "x.npz"),
         (r"npz:C:\Users\John Smith\x.npz (3 rows, mean return 1/2)", "npz:x.npz (3 rows, mean return 1/2)"),
-        ("npz:tmp/home/x/d.npz (sparse rewards) (3 rows, mean return 1)", "npz:d.npz (sparse rewards) (3 rows, mean return 1)"),
+        (
+            "npz:tmp/home/x/d.npz (sparse rewards) (3 rows, mean return 1)",
+            "npz:d.npz (sparse rewards) (3 rows, mean return 1)",
+        ),
         ("npz:tmp/home/x/folder/", "npz:folder"),
         ("ogbench:task-v0@John Smith/y.npz", "ogbench:task-v0@y.npz"),
         ("data:/home/John Smith/d.npz", "data:d.npz"),

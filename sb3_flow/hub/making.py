@@ -39,7 +39,7 @@ def how_it_was_made(model: BaseAlgorithm, file: Path, trained_in: str | None) ->
     :param trained_in: id of the environment that it was trained in, None if unknown
     :return: plain values that JSON can hold, without folders of this machine
     """
-    algorithm = type(model)
+    algorithm = importable(type(model))
     given = {
         name: readable(vars(model)[name]) for name in arguments_of(algorithm) if name in vars(model) and name not in UNTOLD
     }
@@ -146,11 +146,21 @@ def _dataset(model: Any) -> str | None:
     return None if told is None else without_folders(str(told))
 
 
+def importable(algorithm: type) -> type:
+    """Find what others can import: a class, or the nearest of its bases if it was made in a script or in a function."""
+    return next(base for base in algorithm.__mro__ if not base.__name__.startswith("_") and _modules(base))
+
+
 def _public_module(algorithm: type) -> str:
     """Find the shortest module that a class can be imported from."""
+    return _modules(algorithm)[0]
+
+
+def _modules(algorithm: type) -> list[str]:
+    """List the modules that a class can be imported from, the shortest first."""
     parts = algorithm.__module__.split(".")
-    modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    return next(name for name in modules if getattr(sys.modules.get(name), algorithm.__name__, None) is algorithm)
+    modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1) if parts != ["__main__"]]
+    return [name for name in modules if getattr(sys.modules.get(name), algorithm.__name__, None) is algorithm]
 
 
 def _versions(file: Path) -> dict[str, str]:

@@ -1,16 +1,19 @@
 """Pushing a model to the Hub."""
 
 import datetime
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_flow.common.checks import check_whole
+from sb3_flow.common.clear_errors import check_no_gymnasium_vector
 from sb3_flow.common.episodes import for_evaluation, play
 from sb3_flow.hub.connection import TRUST, explained, hub_library
 from sb3_flow.hub.making import as_json, env_id_of, how_it_was_made
@@ -55,7 +58,7 @@ def push_to_hub(
     :param private: whether a repository that is made here is private (default: the account's own)
     :param token: of the Hub (default: the token that this machine is logged in with)
     :return: address of the repository
-    :raises TypeError: if the model is no algorithm
+    :raises TypeError: if the model is no algorithm, or ``eval_env`` no environment
     :raises PermissionError: without a token that may write there
     :raises OSError: if the Hub does not answer, or the connection breaks off
     :raises ImportError: without the extra ``hub``
@@ -64,6 +67,11 @@ def push_to_hub(
         raise TypeError(f"`model` must be an algorithm such as RQL or PPO, but a {type(model).__name__} was given.")
     check_whole(1, n_eval_episodes=n_eval_episodes)
     check_whole(0, video_length=video_length)
+    if not isinstance(deterministic, bool | np.bool_):
+        raise TypeError(f"`deterministic` must be True or False, but {deterministic!r} was given.")
+    check_no_gymnasium_vector("eval_env", eval_env)
+    if not isinstance(eval_env, gym.Env | VecEnv):
+        raise TypeError(f"`eval_env` must be an environment such as gymnasium.make(...), but {eval_env!r} was given.")
     push = Push(repo_id, filename, token)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,7 +110,7 @@ def evaluate(
         "std_reward": float(np.std(returns)),
         "success_rate": success_rate,
         "n_eval_episodes": len(returns),
-        "is_deterministic": deterministic,
+        "is_deterministic": bool(deterministic),
         "acting_mode": getattr(model.policy, "acting_mode", None),
         "seed": seed,
         "eval_datetime": datetime.datetime.now().isoformat(timespec="seconds"),
@@ -135,8 +143,10 @@ class Push:
         self.repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
         default = default_filename(self.repo_id)
         self.filename = filename or default
-        if not self.filename.endswith(".zip") or "/" in self.filename:
-            raise ValueError(f"`filename` must be a name that ends in .zip, but {filename!r} was given.")
+        if not re.fullmatch(r"[\w.-]*\w[\w.-]*\.zip", self.filename):
+            raise ValueError(
+                f"`filename` must be a name of letters, digits, '_', '-' and '.' that ends in .zip, but {filename!r} was given."
+            )
         if self.filename in OF_A_PUSH:
             raise ValueError(f"`filename` must not be {self.filename!r}, which is a file of pushes from the zoo.")
         self.not_default = "" if self.filename == default else f', filename="{self.filename}"'

@@ -189,7 +189,12 @@ def _extract_curves(made: Path) -> None:
             if size > MOST_BYTES:
                 raise zipfile.BadZipFile(f"its {size:,} bytes are more than {MOST_BYTES:,}")
             archive.extractall(made, curves)
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:  # RuntimeError: encrypted, or packed in a way unknown
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+        EOFError,
+    ) as error:  # RuntimeError: encrypted, or packed in a way unknown
         warnings.warn(f"The curves of the run are left out, since {METRICS} is not extracted: {error}")
     (made / METRICS).unlink()
 
