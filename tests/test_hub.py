@@ -478,7 +478,7 @@ def test_mistakes_are_named(hub):
         ({"model": policy}, TypeError, "`model` must be an algorithm.*FlowMapPolicy was given"),
         ({"n_eval_episodes": 0}, ValueError, "`n_eval_episodes` must be at least 1, but 0"),
         ({"video_length": -1}, ValueError, "`video_length` must be at least 0, but -1"),
-        ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, but 'model'"),
+        ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, .*, but 'model'"),
         ({"filename": "../model.zip"}, ValueError, "`filename` must be a name"),
         ({"filename": ".zip"}, ValueError, "`filename` must be a name"),
         ({"filename": 'a".zip'}, ValueError, "`filename` must be a name"),

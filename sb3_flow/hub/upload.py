@@ -145,7 +145,8 @@ class Push:
         self.filename = filename or default
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*\.zip", self.filename):
             raise ValueError(
-                f"`filename` must be a name of letters, digits, '_', '-' and '.' that ends in .zip, but {filename!r} was given."
+                f"`filename` must be a name that ends in .zip, of letters, digits, '_', '-' and '.', but {self.filename!r} "
+                "was given."
             )
         if self.filename in OF_A_PUSH:
             raise ValueError(f"`filename` must not be {self.filename!r}, which is a file of pushes from the zoo.")
