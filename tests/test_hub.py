@@ -21,7 +21,7 @@ from hub_stand_in import TOKEN
 from hub_stand_in import hub as hub
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3 import SAC
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import FMQ, GRPO, PPO, RLPD, RQL, FlowMapPolicy, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
@@ -396,6 +396,8 @@ def test_no_such_repository_or_file(hub, monkeypatch):
         load_from_hub(REPO, PPO, filename="other.zip")
     with pytest.raises(ValueError, match=r"a/b/c"):
         load_from_hub("a/b/c", PPO)
+    with pytest.raises(ValueError, match="`repo_id` must be 'user/name' to load from, but 'a-model' was given"):
+        load_from_hub("a-model", PPO)
 
 
 def test_another_algorithm(hub):
@@ -417,8 +419,56 @@ def test_statistics_need_an_environment(hub):
     push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
     with pytest.raises(ValueError, match=r"statistics of a VecNormalize.*give `env`"):
         load_from_hub(REPO, PPO)
-    with pytest.raises(ValueError, match=r"`env` has a VecNormalize, but me/a-model brings its own"):
-        load_from_hub(REPO, PPO, env=normalized())
+
+
+@pytest.mark.parametrize("filename", ["b.zip", None])
+def test_a_model_before_loads_from_its_commit(filename, hub):
+    """And never with the statistics of the model after it."""
+    first = MODELS["PPO"][0]()
+    push_to_hub(first, REPO, gym.make("Pendulum-v1"), filename="a.zip", **QUIET)
+    commit = hub.repositories[REPO][-1][0]
+    second = PPO("MlpPolicy", "Pendulum-v1", **ON_POLICY)
+    push_to_hub(second, REPO, gym.make("Pendulum-v1"), filename=filename, **QUIET)
+    with pytest.raises(ValueError, match=r"holds the model '(b|a-model)\.zip', .*`filename='a\.zip'`.*`revision=`"):
+        load_from_hub(REPO, PPO, filename="a.zip", env=gym.make("Pendulum-v1"))
+    assert load_from_hub(REPO, PPO, filename=filename, env=gym.make("Pendulum-v1")).get_vec_normalize_env() is None
+    loaded = load_from_hub(REPO, PPO, filename="a.zip", env=gym.make("Pendulum-v1"), revision=commit)
+    means = [model.get_vec_normalize_env().obs_rms.mean for model in (first, loaded)]
+    np.testing.assert_array_equal(*means)
+
+
+def test_statistics_that_are_gone(hub):
+    push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
+    hub.put(REPO, vec_normalize__pkl=None)
+    with pytest.raises(FileNotFoundError, match=r"has no file 'vec_normalize\.pkl'"):
+        load_from_hub(REPO, PPO, env=gym.make("Pendulum-v1"))
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"no JSON", b'{"a": 1}'])
+def test_a_configuration_of_someone_else(content, hub):
+    push_to_hub(MODELS["PPO"][0](), REPO, gym.make("Pendulum-v1"), **QUIET)
+    hub.put(REPO, config__json=content)
+    assert load_from_hub(REPO, PPO, env=gym.make("Pendulum-v1")).get_vec_normalize_env() is not None
+
+
+def stacked(**settings):
+    """As rl-zoo3 does it: VecNormalize inside."""
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]), **settings)
+    return VecFrameStack(env, 2)
+
+
+def test_frames_are_stacked_over_statistics(hub):
+    model = PPO("MlpPolicy", stacked(clip_obs=1.5), **ON_POLICY).learn(32)
+    push_to_hub(model, REPO, stacked(clip_obs=1.5), **QUIET)
+    env = stacked()
+    loaded = load_from_hub(REPO, PPO, env=env)
+    back, normalizer = loaded.get_vec_normalize_env(), model.get_vec_normalize_env()
+    np.testing.assert_array_equal(back.obs_rms.mean, normalizer.obs_rms.mean)
+    assert back.clip_obs == 1.5 and back.ret_rms.count == normalizer.ret_rms.count
+    assert not back.training and not back.norm_reward and loaded.get_env() is env
+    ours = stacked(clip_obs=1.5)
+    with episodes.for_evaluation(ours, normalizer):
+        np.testing.assert_array_equal(decisions(loaded, env), decisions(model, ours))
 
 
 def test_mistakes_are_named(hub):
@@ -428,13 +478,41 @@ def test_mistakes_are_named(hub):
         ({"model": policy}, TypeError, "`model` must be an algorithm.*FlowMapPolicy was given"),
         ({"n_eval_episodes": 0}, ValueError, "`n_eval_episodes` must be at least 1, but 0"),
         ({"video_length": -1}, ValueError, "`video_length` must be at least 0, but -1"),
-        ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, but 'model'"),
+        ({"filename": "model"}, ValueError, "`filename` must be a name that ends in .zip, .*, but 'model'"),
         ({"filename": "../model.zip"}, ValueError, "`filename` must be a name"),
+        ({"filename": ".zip"}, ValueError, "`filename` must be a name"),
+        ({"filename": 'a".zip'}, ValueError, "`filename` must be a name"),
+        ({"filename": "a\\b.zip"}, ValueError, "`filename` must be a name"),
+        ({"deterministic": "no"}, TypeError, "`deterministic` must be True or False, but 'no'"),
+        ({"eval_env": "CartPole-v1"}, TypeError, "`eval_env` must be an environment .*but 'CartPole-v1'"),
+        ({"eval_env": gym.make_vec("CartPole-v1", 2)}, ValueError, "`eval_env` must be a single environment .*make_vec_env"),
+        ({"filename": "best_model.zip"}, ValueError, "`filename` must not be 'best_model.zip'"),
+        ({"filename": "train_eval_metrics.zip"}, ValueError, "`filename` must not be 'train_eval"),
         ({"repo_id": "a/b/c"}, ValueError, "a/b/c"),
     ):
         with pytest.raises(error, match=message):
             push_to_hub(**{"model": model, "repo_id": REPO, "eval_env": Unplayed(), **change})
     assert hub.repositories == {}
+
+
+def test_a_boolean_of_numpy(hub):
+    push_to_hub(PPO("MlpPolicy", PointEnv(), **ON_POLICY), REPO, PointEnv(), deterministic=np.bool_(False), **QUIET)
+    assert json.loads(hub.files(REPO)["results.json"])["is_deterministic"] is False
+
+
+@pytest.mark.parametrize("module", [__name__, "__main__"])
+def test_a_class_that_nobody_can_import(module, hub, monkeypatch):
+    """The card names the nearest base class that others have."""
+
+    class Mine(PPO):
+        pass
+
+    Mine.__module__ = module
+    if module == "__main__":
+        monkeypatch.setattr(sys.modules[module], "Mine", Mine, raising=False)
+    push_to_hub(Mine("MlpPolicy", PointEnv(), **ON_POLICY), REPO, PointEnv(), **QUIET)
+    assert "from sb3_flow import PPO\n" in card(hub)[1] and '"me/a-model", PPO)' in card(hub)[1]
+    assert json.loads(hub.files(REPO)["config.json"])["algorithm"] == "PPO"
 
 
 def test_the_extra_is_named(monkeypatch):
@@ -464,6 +542,27 @@ def test_folders_of_this_machine_are_not_told(hub, tmp_path):
         (r"npz:C:\Users\ann\mine", "npz:mine"),
         ("minari:D4RL/pointmaze/umaze-v2", "minari:D4RL/pointmaze/umaze-v2"),
         ("data/mine.npz, mean return 3/4", "data/mine.npz, mean return 3/4"),
+        ("npz:/home/John Smith/d.npz", "npz:d.npz"),
+        (r"C:\Users\John Smith\x.npz", "x.npz"),
+        (r"npz:C:\Users\John Smith\x.npz (3 rows, mean return 1/2)", "npz:x.npz (3 rows, mean return 1/2)"),
+        (
+            "npz:tmp/home/x/d.npz (sparse rewards) (3 rows, mean return 1)",
+            "npz:d.npz (sparse rewards) (3 rows, mean return 1)",
+        ),
+        ("npz:tmp/home/x/folder/", "npz:folder"),
+        ("ogbench:task-v0@John Smith/y.npz", "ogbench:task-v0@y.npz"),
+        ("data:/home/John Smith/d.npz", "data:d.npz"),
+        ("../alice/x.npz", "x.npz"),
+        ("~alice/data/x.npz", "x.npz"),
+        ("logs/ppo/x.zip", "x.zip"),
+        ("https://user:secret@host/d/x.npz", "https://host/d/x.npz"),
+        ("npz:https://user:se@cret@host/d/x.npz (3 rows)", "npz:https://host/d/x.npz (3 rows)"),
+        ("from https://user:secret@host/d/x.npz", "from https://host/d/x.npz"),
+        ("<Reader '/home/ann/x.npz'>", "<Reader 'x.npz'>"),
+        ("ALE/Pong-v5", "ALE/Pong-v5"),
+        ("package:ALE/Pong-v5", "package:ALE/Pong-v5"),
+        ("minari:mujoco/hopper/expert-v0 (3 rows, mean return 1)", "minari:mujoco/hopper/expert-v0 (3 rows, mean return 1)"),
+        ("a_package.wrappers.Mine", "a_package.wrappers.Mine"),
     ],
 )
 def test_folders_are_cut(text, told):

@@ -156,6 +156,16 @@ def test_a_command_is_that_of_the_run(monkeypatch, tmp_path):
     assert seen[0] == seen[1]
 
 
+def test_a_command_has_no_folders():
+    location, names = "npz:/home/John Smith/d.npz", {"id": ["ALE/Pong-v5", "~ann/x"], "rate": 0.5}
+    args = {"algo": "rql", "env": "ALE/Pong-v5", "seed": 1, "trained_agent": "logs/ann/x.zip", "conf_file": "../ann/mine.yml"}
+    told = training_command({**args, "hyperparams": {"offline_dataset": location}, "env_kwargs": {"names": names}})
+    assert "ann" not in told and "John" not in told
+    words = shlex.split(told)
+    assert {"x.zip", "mine.yml", "ALE/Pong-v5", "offline_dataset:'npz:d.npz'"} <= set(words)
+    assert "names:{'id': ['ALE/Pong-v5', 'x'], 'rate': 0.5}" in words
+
+
 def test_a_video(logs, hub):
     push("flow_ppo", logs, "-n", 10)
     assert hub.files("me/flow_ppo-CartPole-v1")["replay.mp4"][4:8] == b"ftyp"
@@ -236,6 +246,50 @@ def test_files_of_an_archive_stay_in_the_folder(logs, hub, tmp_path):
     fetch("flow_ppo", tmp_path / "new")
     changed = {name for name, content in written(tmp_path / "new").items() if content == b"evil"}
     assert changed == {"flow_ppo/CartPole-v1_1/0.monitor.csv"} and not list(tmp_path.rglob("outside.csv"))
+
+
+def bomb():
+    """An archive that tells a size of 2 GB."""
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("0.monitor.csv", b"few")
+        archive.infolist()[0].file_size = 2 * 10**9
+    return file.getvalue()
+
+
+def damaged():
+    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("0.monitor.csv", bytes(range(256)) * 9)
+    content = bytearray(file.getvalue())
+    content[45:60] = b"\xff" * 15
+    return bytes(content)
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"no archive", "not a zip"), (bomb(), "more than"), (damaged(), "")])
+def test_curves_that_cannot_be_read_are_left_out(content, why, logs, hub, tmp_path):
+    push("flow_ppo", logs, "--no-render")
+    hub.put("me/flow_ppo-CartPole-v1", train_eval_metrics__zip=content)
+    with pytest.warns(UserWarning, match=f"The curves of the run are left out.*{why}"):
+        fetch("flow_ppo", tmp_path)
+    back = written(run_of(tmp_path, "flow_ppo")).keys()
+    assert {"CartPole-v1.zip", "best_model.zip"} <= back and "train_eval_metrics.zip" not in back
+
+
+def test_a_folder_that_is_not_replaced_stays(logs, hub, tmp_path, monkeypatch):
+    push("flow_ppo", logs, "--no-render")
+    fetch("flow_ppo", tmp_path)
+    run = run_of(tmp_path, "flow_ppo")
+    (run / "notes").write_text("a user's own")
+    rename, before = Path.rename, written(run)
+
+    def fails(path, target):
+        if target == run and path.name == run.name:
+            raise PermissionError("the disk is full")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    which = ("--algo", "flow_ppo", "--env", "CartPole-v1", "-f", tmp_path, "-orga", "me", "--exp-id", 1, "--force")
+    assert mistake("load_from_hub", *which) == "error: the disk is full"
+    assert written(run) == before and list(run.parent.iterdir()) == [run]
 
 
 def test_enjoy_fetches_models_of_sb3(logs, hub, tmp_path, monkeypatch, capsys):

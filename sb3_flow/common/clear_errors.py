@@ -26,17 +26,28 @@ def check_progress_bar(progress_bar: bool) -> None:
         raise ImportError("`progress_bar=True` needs the packages tqdm and rich: pip install 'sb3-flow[plots]'")
 
 
+def check_no_gymnasium_vector(name: str, env: Any) -> None:
+    """
+    Check that an environment is none of Gymnasium's vector environments, which SB3 does not know.
+
+    :param name: of the argument
+    :param env: what was given
+    :raises ValueError: naming SB3's way to make several environments
+    """
+    if isinstance(env, gym.vector.VectorEnv):
+        raise ValueError(
+            f"`{name}` must be a single environment or a VecEnv of SB3, but a vector environment of Gymnasium "
+            f"({type(env).__name__}) was given: make a VecEnv by "
+            f"stable_baselines3.common.env_util.make_vec_env(..., n_envs={env.num_envs})."
+        )
+
+
 class ClearErrors(BaseAlgorithm):
     """Algorithm that says what is wrong with its environment or its progress bar."""
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        if isinstance(env, gym.vector.VectorEnv):
-            raise ValueError(
-                f"`env` must be a single environment or a VecEnv of SB3, but a vector environment of Gymnasium "
-                f"({type(env).__name__}) was given: make a VecEnv by "
-                f"stable_baselines3.common.env_util.make_vec_env(..., n_envs={env.num_envs})."
-            )
+        check_no_gymnasium_vector("env", env)
         return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

@@ -78,11 +78,13 @@ class Repository:
     :param repo_id: name of the user or organization, a slash, and a name
     :param revision: a branch, tag or commit (default: the newest commit of the main branch)
     :param token: of the Hub, for a private repository (default: the token that the machine is logged in with)
-    :raises ValueError: unless the user has said that the files are trusted
+    :raises ValueError: unless the user has said that the files are trusted, or if ``repo_id`` names no user
     :raises OSError: if the Hub does not answer, or has no such repository
     """
 
     def __init__(self, repo_id: str, revision: str | None = None, token: str | None = None) -> None:
+        if "/" not in repo_id:
+            raise ValueError(f"`repo_id` must be 'user/name' to load from, but {repo_id!r} was given.")
         check_trusted(repo_id)
         self.repo_id, self.token = repo_id, token
         with explained(repo_id):

@@ -19,6 +19,13 @@ from sb3_flow.common.saved_by import SAVED_VERSION, saved_data
 UNTOLD = {"policy", "env", "offline_dataset", "tensorboard_log", "verbose", "device", "_init_setup_model"}
 """Arguments that are told elsewhere, or concern the machine that trained."""
 
+ABSOLUTE = r"[/\\~]|\.{1,2}[/\\]|[A-Za-z]:[/\\]"
+"""How paths begin that are no mere names."""
+PREFIX = re.compile(rf"((?:npz|d4rl|robomimic):|ogbench:[^@]*@|[\w.-]{{2,}}[:=](?!//)(?={ABSOLUTE}))?(.*)", re.S)
+"""What may be before a path: the prefix of a dataset's location, or a key."""
+NUMBERS = re.compile(r"(.*?)((?: \(sparse rewards\))*(?: \(\d+ rows.*\))?)", re.S)
+"""What ``trained_on`` has behind the location of a dataset."""
+
 BUFFERS = re.compile(r"(stable_baselines3\.common|sb3_contrib\.common|sb3_flow)\.")
 """Buffers that algorithms take by themselves."""
 
@@ -32,7 +39,7 @@ def how_it_was_made(model: BaseAlgorithm, file: Path, trained_in: str | None) ->
     :param trained_in: id of the environment that it was trained in, None if unknown
     :return: plain values that JSON can hold, without folders of this machine
     """
-    algorithm = type(model)
+    algorithm = importable(type(model))
     given = {
         name: readable(vars(model)[name]) for name in arguments_of(algorithm) if name in vars(model) and name not in UNTOLD
     }
@@ -63,8 +70,29 @@ def env_id_of(env: VecEnv) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Leave of paths in a text their last part alone, since folders may name a person or a machine."""
-    return re.sub(r"(^|[\s:@'\"=(\[,])(?:~|[A-Za-z]:)?[/\\][^\s'\":@,)\]]*[/\\]", r"\1", text)
+    """
+    Leave of a path its last part alone, since folders may name a person or a machine, and of a URL no password.
+
+    :param text: a path, perhaps with the prefix of a dataset's location before it and the dataset's numbers behind it; of any
+        other text absolute paths are cut up to a space, and names such as ``ALE/Pong-v5`` stay
+    """
+    told, numbers = NUMBERS.fullmatch(text).groups()  # type: ignore[union-attr]
+    prefix, path = PREFIX.fullmatch(told).groups("")  # type: ignore[union-attr]
+    if re.match(r"[\w+.-]{2,}://", path):
+        return f"{prefix}{re.sub('://[^/]*@', '://', path, count=1)}{numbers}"
+    if prefix or re.match(ABSOLUTE, path) or re.fullmatch(r"(?!.*://).*[/\\][^/\\:]*\.[A-Za-z]\w{0,5}", path):
+        return prefix + re.split(r"[/\\]", path.rstrip("/\\"))[-1] + numbers
+    text = re.sub(r"://[^/\s]*@", "://", text)
+    return re.sub(r"(^|[\s:@'\"=(\[,])(?!//)(?:~|[A-Za-z]:)?[/\\][^\s'\":@,)\]]*[/\\]", r"\1", text)
+
+
+def cut(value: Any) -> Any:
+    """Cut paths in a value that a program would read again: see :func:`without_folders`."""
+    if isinstance(value, dict):
+        return {key: cut(entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(cut(entry) for entry in value)
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def readable(value: Any) -> Any:
@@ -118,11 +146,21 @@ def _dataset(model: Any) -> str | None:
     return None if told is None else without_folders(str(told))
 
 
+def importable(algorithm: type) -> type:
+    """Find what others can import: a class, or the nearest of its bases if it was made in a script or in a function."""
+    return next(base for base in algorithm.__mro__ if not base.__name__.startswith("_") and _modules(base))
+
+
 def _public_module(algorithm: type) -> str:
     """Find the shortest module that a class can be imported from."""
+    return _modules(algorithm)[0]
+
+
+def _modules(algorithm: type) -> list[str]:
+    """List the modules that a class can be imported from, the shortest first."""
     parts = algorithm.__module__.split(".")
-    modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    return next(name for name in modules if getattr(sys.modules.get(name), algorithm.__name__, None) is algorithm)
+    modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1) if parts != ["__main__"]]
+    return [name for name in modules if getattr(sys.modules.get(name), algorithm.__name__, None) is algorithm]
 
 
 def _versions(file: Path) -> dict[str, str]:

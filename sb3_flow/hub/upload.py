@@ -1,23 +1,26 @@
 """Pushing a model to the Hub."""
 
 import datetime
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_flow.common.checks import check_whole
+from sb3_flow.common.clear_errors import check_no_gymnasium_vector
 from sb3_flow.common.episodes import for_evaluation, play
 from sb3_flow.hub.connection import TRUST, explained, hub_library
 from sb3_flow.hub.making import as_json, env_id_of, how_it_was_made
 from sb3_flow.hub.model_card import model_card
 from sb3_flow.hub.replay_video import record
 
-STATISTICS = "vec_normalize.pkl"
+STATISTICS, CONFIGURATION = "vec_normalize.pkl", "config.json"
 OF_A_PUSH = (
     *(STATISTICS, "replay.mp4", "best_model.zip", "args.yml", "config.yml", "env_kwargs.yml", "train_eval_metrics.zip"),
 )
@@ -55,7 +58,7 @@ def push_to_hub(
     :param private: whether a repository that is made here is private (default: the account's own)
     :param token: of the Hub (default: the token that this machine is logged in with)
     :return: address of the repository
-    :raises TypeError: if the model is no algorithm
+    :raises TypeError: if the model is no algorithm, or ``eval_env`` no environment
     :raises PermissionError: without a token that may write there
     :raises OSError: if the Hub does not answer, or the connection breaks off
     :raises ImportError: without the extra ``hub``
@@ -64,6 +67,11 @@ def push_to_hub(
         raise TypeError(f"`model` must be an algorithm such as RQL or PPO, but a {type(model).__name__} was given.")
     check_whole(1, n_eval_episodes=n_eval_episodes)
     check_whole(0, video_length=video_length)
+    if not isinstance(deterministic, bool | np.bool_):
+        raise TypeError(f"`deterministic` must be True or False, but {deterministic!r} was given.")
+    check_no_gymnasium_vector("eval_env", eval_env)
+    if not isinstance(eval_env, gym.Env | VecEnv):
+        raise TypeError(f"`eval_env` must be an environment such as gymnasium.make(...), but {eval_env!r} was given.")
     push = Push(repo_id, filename, token)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,7 +110,7 @@ def evaluate(
         "std_reward": float(np.std(returns)),
         "success_rate": success_rate,
         "n_eval_episodes": len(returns),
-        "is_deterministic": deterministic,
+        "is_deterministic": bool(deterministic),
         "acting_mode": getattr(model.policy, "acting_mode", None),
         "seed": seed,
         "eval_datetime": datetime.datetime.now().isoformat(timespec="seconds"),
@@ -135,8 +143,13 @@ class Push:
         self.repo_id = repo_id if "/" in repo_id else f"{user}/{repo_id}"
         default = default_filename(self.repo_id)
         self.filename = filename or default
-        if not self.filename.endswith(".zip") or "/" in self.filename:
-            raise ValueError(f"`filename` must be a name that ends in .zip, but {filename!r} was given.")
+        if not re.fullmatch(r"[\w.-]*\w[\w.-]*\.zip", self.filename):
+            raise ValueError(
+                f"`filename` must be a name that ends in .zip, of letters, digits, '_', '-' and '.', but {self.filename!r} "
+                "was given."
+            )
+        if self.filename in OF_A_PUSH:
+            raise ValueError(f"`filename` must not be {self.filename!r}, which is a file of pushes from the zoo.")
         self.not_default = "" if self.filename == default else f', filename="{self.filename}"'
 
     def publish(
@@ -159,8 +172,9 @@ class Push:
         :param private: whether a new repository is private
         :return: address of the repository
         """
+        made = {**made, "filename": self.filename, "normalized": (folder / STATISTICS).is_file()}
         (folder / "results.json").write_text(as_json(results))
-        (folder / "config.json").write_text(as_json(made))
+        (folder / CONFIGURATION).write_text(as_json(made))
         (folder / "README.md").write_text(model_card(self.repo_id, made, results, loading))
         message = commit_message or f"{made['algorithm']} in {results['env_id']}"
         with explained(self.repo_id):

@@ -12,7 +12,9 @@ import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 import zipfile
+import zlib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,15 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_flow.common.episodes import for_evaluation
 from sb3_flow.common.saved_by import check_saved_by, saved_data
 from sb3_flow.hub.connection import TRUST, Repository
-from sb3_flow.hub.making import how_it_was_made, readable, without_folders
+from sb3_flow.hub.making import cut, how_it_was_made, readable
 from sb3_flow.hub.replay_video import record
 from sb3_flow.hub.upload import STATISTICS, Push, evaluate, in_python
 from sb3_flow.zoo.viewing import latest_with_model, loader
 
 CONFIGURATION = ("args.yml", "config.yml")
 METRICS = "train_eval_metrics.zip"
+MOST_BYTES = 10**9
+"""Size of curves that are extracted: an archive of a few bytes can fill the disk."""
 N_EVAL_EPISODES = 10
 """As in rl-zoo3."""
 
@@ -154,15 +158,15 @@ def training_command(args: dict[str, Any]) -> str:
     ]
     for flag, name, default in (("-n", "n_timesteps", -1), ("--vec-env", "vec_env", "dummy"), ("-i", "trained_agent", "")):
         if args.get(name, default) != default:
-            words += [flag, str(args[name])]
+            words += [flag, cut(str(args[name]))]
     if args.get("conf_file"):
-        words += ["--conf-file", str(args["conf_file"])]
+        words += ["--conf-file", cut(str(args["conf_file"]))]
     if args.get("gym_packages"):
         words += ["--gym-packages", *args["gym_packages"]]
     for flag, name in (("--env-kwargs", "env_kwargs"), ("-params", "hyperparams")):
         if args.get(name):
-            words += [flag, *(f"{key}:{value!r}" for key, value in args[name].items())]
-    return shlex.join(without_folders(word) for word in words)
+            words += [flag, *(f"{key}:{cut(value)!r}" for key, value in args[name].items())]
+    return shlex.join(words)
 
 
 def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any], folder: Path) -> str:
@@ -174,6 +178,25 @@ def _loading(args: argparse.Namespace, push: Push, made: dict[str, Any], folder:
         f"```sh\nexport {TRUST}=True\npython -m sb3_flow.zoo load_from_hub {of_run} -orga {organization}{named} -f logs\n"
         f"python -m sb3_flow.zoo enjoy {of_run} -f logs\n```\n\n{in_python(push, made, folder)}"
     )
+
+
+def _extract_curves(made: Path) -> None:
+    """Extract the curves of a run, or warn where the archive cannot be read: they are not worth the model."""
+    try:
+        with zipfile.ZipFile(made / METRICS) as archive:
+            curves = [one for one in archive.infolist() if re.fullmatch(r"evaluations\.npz|[\w.-]*\.csv", one.filename)]
+            size = sum(one.file_size for one in curves)
+            if size > MOST_BYTES:
+                raise zipfile.BadZipFile(f"its {size:,} bytes are more than {MOST_BYTES:,}")
+            archive.extractall(made, curves)
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+        EOFError,
+    ) as error:  # RuntimeError: encrypted, or packed in a way unknown
+        warnings.warn(f"The curves of the run are left out, since {METRICS} is not extracted: {error}")
+    (made / METRICS).unlink()
 
 
 def load_from_hub() -> None:
@@ -235,11 +258,14 @@ def download_from_hub(
         for place, file in files.items():
             shutil.copy(file, made / place)
         if (made / METRICS).is_file():
-            with zipfile.ZipFile(made / METRICS) as archive:
-                curves = [one for one in archive.namelist() if re.fullmatch(r"evaluations\.npz|[\w.-]*\.csv", one)]
-                archive.extractall(made, curves)
-            (made / METRICS).unlink()
+            _extract_curves(made)
+        replaced = Path(temporary, "replaced")
         if run.is_dir():
-            run.rename(Path(temporary, "replaced"))
-        made.rename(run)
+            run.rename(replaced)
+        try:
+            made.rename(run)
+        except BaseException:
+            if replaced.is_dir():
+                replaced.rename(run)  # it would go with the temporary folder
+            raise
     print(f"Saved to {run}")
