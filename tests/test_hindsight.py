@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from stable_baselines3.her import GoalSelectionStrategy
 
 from sb3_flow import DSRL, FMQ, FQL, QAM, RLPD, RQL, HerReplayBuffer, OfflineDataset
+from sb3_flow.common.torch_vec_env import TensorStep, TorchVecEnv
 from sb3_flow.data.rows import StoredSteps
 
 GOAL = spaces.Box(-np.inf, np.inf, (2,))
@@ -146,7 +147,9 @@ class Trajectories:
                     bootstraps = bootstraps and not ends
             np.testing.assert_allclose(samples.rewards[i].item(), total, atol=1e-5)
             np.testing.assert_allclose(samples.discounts[i].item(), GAMMA**h * bootstraps, rtol=1e-6)
-            successor = min(start + h, last + (self.buffer.window_rule == "q_chunking"))
+            # a step that ended the task may go on under its new goal, so that the step's true successor counts
+            is_true = self.buffer.window_rule == "q_chunking" or self.buffer.compute_terminated is not False
+            successor = min(start + h, last + is_true)
             np.testing.assert_array_equal(then["achieved_goal"], goal_of(trajectory, successor))
             assert samples.valid[i].item() == (start + h - 1 <= last)
         return relabelled, places
@@ -441,6 +444,54 @@ def test_a_model_goes_on_from_its_file_exactly(tmp_path):
     assert copied.replay_buffer.env is copied.env is not model.env
 
 
+def test_settings_are_those_of_the_model(tmp_path):
+    """Also over the steps of a file, which holds no functions."""
+    ends = Reach().compute_terminated
+    given = {"n_sampled_goal": 1, "goal_selection_strategy": "final", "compute_terminated": ends}
+    model, default = model_of(replay_buffer_kwargs=given), model_of()
+    for name, each in {"given": model, "default": default}.items():
+        each.learn(25)
+        each.save_replay_buffer(tmp_path / name)
+    model.load_replay_buffer(tmp_path / "default", truncate_last_traj=False)
+    default.load_replay_buffer(tmp_path / "given", truncate_last_traj=False)
+    buffers = model.replay_buffer, default.replay_buffer
+    settings = [(each.her_ratio, each.goal_selection_strategy.name, each.compute_terminated) for each in buffers]
+    assert settings == [(0.5, "FINAL", ends), (0.8, "FUTURE", False)]
+    other = model_of(replay_buffer_kwargs={"copy_info_dict": True})
+    with pytest.raises(ValueError, match="has `copy_info_dict=False`, but the model has `copy_info_dict=True`"):
+        other.load_replay_buffer(tmp_path / "default", truncate_last_traj=False)
+
+
+class Together(TorchVecEnv):
+    """Points with goals that are one object, by tensors."""
+
+    def __init__(self):
+        super().__init__(3, Reach().observation_space, Reach().action_space)
+        self.t = 0
+
+    def observe(self):
+        return {"observation": self.x.clone(), "achieved_goal": self.x.clone(), "desired_goal": self.goals}
+
+    def _reset(self, seed, options):
+        self.x, self.goals, self.t = th.zeros(3, 2), th.full((3, 2), 0.5), 0
+        return self.observe()
+
+    def _step(self, actions):
+        self.x, self.t = self.x + 0.1 * actions, self.t + 1
+        over, final, rewards = th.full((3,), self.t == 5), self.observe(), self.compute_reward(self.x, self.goals, None)
+        return TensorStep(self._reset(None, None) if over.all() else final, rewards, th.zeros_like(over), over, final)
+
+    def compute_reward(self, achieved, desired, infos):
+        return -th.linalg.vector_norm(th.as_tensor(achieved) - th.as_tensor(desired), dim=-1)
+
+
+def test_environments_that_are_one_object_compute_rewards():
+    model = model_of(env=Together(), batch_size=32)
+    model.learn(60)
+    samples = model.replay_buffer.sample(64)
+    assert (samples.rewards < 0).any() and samples.observations["desired_goal"].unique(dim=0).shape[0] > 3
+
+
 def test_a_file_without_hindsight_is_refused(tmp_path):
     model, plain = model_of(), model_of(replay_buffer_class=None)
     for name, each in {"hindsight": model, "plain": plain}.items():
@@ -546,7 +597,7 @@ def test_minari_datasets_have_goals(tmp_path, monkeypatch):
     model.learn_offline(OfflineDataset.from_minari(made), 2)
 
 
-def test_unknown_goals_of_last_steps_are_refused():
+def test_unknown_goals_of_last_steps_are_named():
     dataset = wandering(30, env=Reach(stops=True))
     names = ("actions", "rewards", "terminated", "trajectory_ends")
     arrays = {"observations": dataset.observations} | {name: getattr(dataset, name) for name in names}
@@ -556,9 +607,8 @@ def test_unknown_goals_of_last_steps_are_refused():
     with pytest.warns(UserWarning, match="rows are left out"):
         without = OfflineDataset.from_arrays(**arrays, **known)
     model = model_of()
-    with pytest.raises(ValueError, match=r"goals that were achieved by the last steps.*give `next_observations`"):
+    with pytest.warns(UserWarning, match=r"nothing changes in the steps that end a trajectory.*give `next_observations`"):
         model.set_offline_dataset(without)
-    assert model.replay_buffer.n_offline == 0
 
 
 # --------------------------------------------------------------------------------------------------------------------- refused
@@ -574,7 +624,8 @@ def test_unknown_goals_of_last_steps_are_refused():
         ({"optimize_memory_usage": True}, ValueError, "`optimize_memory_usage=True` drops the next observations"),
         ({"compute_reward": 3}, TypeError, "`compute_reward` must be a function or None, but 3"),
         ({"compute_terminated": "yes"}, TypeError, "`compute_terminated` must be a function, True or False, but 'yes'"),
-        ({"horizon": 3}, TypeError, "horizon"),
+        ({"copy_info_dict": "no"}, TypeError, "`copy_info_dict` must be True or False, but 'no'"),
+        ({"n_sampled_gaol": 3}, TypeError, "HerReplayBuffer.*n_sampled_gaol.*n_sampled_goal"),
     ],
 )
 def test_wrong_arguments(options, error, message):
@@ -608,6 +659,24 @@ def test_functions_of_single_steps(name, function):
     buffer = buffer_of(**{name: function})
     Trajectories(buffer, np.random.default_rng(0), offline=3)
     with pytest.raises(ValueError, match=f"`{name}` was given the goals of 9 steps at once and must return 9 values.*axis=-1"):
+        buffer.sample(4)
+
+
+def test_ends_that_are_no_flags_are_refused():
+    """A function that returns rewards would multiply what is bootstrapped by 2."""
+    buffer = buffer_of(compute_terminated=lambda achieved, desired, infos: -np.ones(len(achieved)))
+    Trajectories(buffer, np.random.default_rng(0), offline=3)
+    with pytest.raises(ValueError, match="`compute_terminated` must return True or False for each step, but returned"):
+        buffer.sample(4)
+
+
+def test_algorithms_of_sb3_are_told_that_the_buffer_is_not_theirs():
+    buffer = buffer_of()
+    Trajectories(buffer, np.random.default_rng(0), offline=3)
+    with pytest.raises(AttributeError, match="ChunkSamples has `discounts` in place of `dones`: replay buffers of sb3_flow"):
+        _ = buffer.sample(4).dones
+    buffer.compute_reward = None
+    with pytest.raises(ValueError, match="SB3's own algorithms cannot use this buffer"):
         buffer.sample(4)
 
 

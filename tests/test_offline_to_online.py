@@ -26,7 +26,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import RQL, OfflineDataset
+from sb3_flow import FMQ, RQL, OfflineDataset
 from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.data import TrajectoryReplayBuffer
 
@@ -219,6 +219,22 @@ def test_failed_buffer_load_keeps_the_old_buffer(tmp_path):
         with pytest.raises(ValueError, match=message):
             model.load_replay_buffer(tmp_path / name)
         assert model.replay_buffer is buffer
+
+
+def test_a_buffer_that_would_change_what_is_learnt_is_refused(dataset, tmp_path):
+    """A stock buffer has no room for the dataset, and the windows of another algorithm bootstrap by another rule."""
+    SAC("MlpPolicy", PointEnv(), buffer_size=10).save_replay_buffer(tmp_path / "sac")
+    RQL("MlpPolicy", PointEnv(), **SMALL).save_replay_buffer(tmp_path / "rql")
+    model = RQL("MlpPolicy", PointEnv(), **SMALL)
+    model.load_replay_buffer(tmp_path / "sac")
+    model = RQL("MlpPolicy", PointEnv(), **SMALL)
+    model.set_offline_dataset(dataset)
+    with pytest.raises(ValueError, match=r"a ReplayBuffer, which cannot hold the model's dataset.*from_replay_buffer"):
+        model.load_replay_buffer(tmp_path / "sac")
+    assert model.replay_buffer.n_offline > 0
+    other = FMQ("MlpPolicy", PointEnv(), policy_kwargs={"net_arch": [8]})
+    with pytest.raises(ValueError, match="has `window_rule=rql`, but the model has `window_rule=q_chunking`"):
+        other.load_replay_buffer(tmp_path / "rql")
 
 
 def test_the_latest_checkpoint_of_both_phases(dataset, tmp_path):

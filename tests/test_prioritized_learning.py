@@ -126,6 +126,9 @@ def test_files_of_the_other_class_are_refused(data, tmp_path):
     with pytest.raises(ValueError, match=r"is a TrajectoryReplayBuffer, but the model has .*=PrioritizedReplayBuffer"):
         prioritized.load_replay_buffer(tmp_path / "plain")
     assert isinstance(prioritized.replay_buffer, PrioritizedReplayBuffer)
+    sharper = build("RQL", data, **{**PRIORITIZED, "replay_buffer_kwargs": {"alpha": 0.9, "beta": 0.1}})
+    sharper.load_replay_buffer(tmp_path / "prioritized")
+    assert (sharper.replay_buffer.alpha, sharper.replay_buffer.beta) == (0.9, 0.1)
     prioritized.learn_offline(data, 1, log_interval=None)
 
 

@@ -11,8 +11,10 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her import GoalSelectionStrategy
 
-from sb3_flow.common.checks import check_choice, check_whole
+from sb3_flow.common.checks import arguments_of, check_choice, check_known, check_whole
 from sb3_flow.common.observations import map_arrays
+from sb3_flow.common.torch_vec_env import TorchVecEnv, to_numpy
+from sb3_flow.common.wrapper_chain import chain
 from sb3_flow.data.dataset import OfflineDataset
 from sb3_flow.data.replay import TrajectoryReplayBuffer
 from sb3_flow.data.rows import WindowSteps
@@ -20,6 +22,7 @@ from sb3_flow.data.windows import Windows
 
 GOAL_KEYS = {"observation", "achieved_goal", "desired_goal"}
 STRATEGIES = {strategy.name.lower(): strategy for strategy in GoalSelectionStrategy}
+FUNCTIONS = ("compute_reward", "compute_terminated")
 GoalFunction = Callable[[np.ndarray, np.ndarray, list[dict[str, Any]]], Any]
 """Takes achieved goals, desired goals and infos of n steps, and returns n values."""
 
@@ -61,6 +64,8 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
     :param options: arguments of ``TrajectoryReplayBuffer``; a model gives these, too
     """
 
+    settings = (*TrajectoryReplayBuffer.settings, "n_sampled_goal", "her_ratio", "goal_selection_strategy", *FUNCTIONS)
+    fixed_settings = (*TrajectoryReplayBuffer.fixed_settings, "copy_info_dict")
     infos: np.ndarray
 
     def __init__(
@@ -80,6 +85,7 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
         compute_terminated: GoalFunction | bool = False,
         **options: Any,
     ) -> None:
+        check_known(type(self), options, arguments_of(TrajectoryReplayBuffer))
         _check_goals(observation_space)
         check_whole(0, n_sampled_goal=n_sampled_goal)
         if optimize_memory_usage:
@@ -95,6 +101,8 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
             raise TypeError(f"`compute_reward` must be a function or None, but {compute_reward!r} was given.")
         if not (isinstance(compute_terminated, bool) or callable(compute_terminated)):
             raise TypeError(f"`compute_terminated` must be a function, True or False, but {compute_terminated!r} was given.")
+        if not isinstance(copy_info_dict, bool):
+            raise TypeError(f"`copy_info_dict` must be True or False, but {copy_info_dict!r} was given.")
         self.env = env
         self.n_sampled_goal, self.her_ratio = n_sampled_goal, 1 - 1.0 / (n_sampled_goal + 1)
         self.goal_selection_strategy, self.copy_info_dict = goal_selection_strategy, copy_info_dict
@@ -106,7 +114,7 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         # as in SB3, environments need not be picklable; nor do the user's functions
-        functions = {name: None for name in ("compute_reward", "compute_terminated") if callable(getattr(self, name))}
+        functions = {name: None for name in FUNCTIONS if callable(getattr(self, name))}
         return super().__getstate__() | functions | {"env": None}
 
     def set_env(self, env: VecEnv) -> None:
@@ -125,9 +133,9 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
         :param functions: the model's ``replay_buffer_kwargs``
         """
         self.env = self.env if env is None else env
-        for name in ("compute_reward", "compute_terminated"):
+        for name, default in zip(FUNCTIONS, (None, False), strict=True):
             if getattr(self, name) is None:
-                setattr(self, name, functions.get(name))
+                setattr(self, name, functions.get(name, default))
 
     def truncate_last_trajectory(self) -> None:
         """Take the trajectories that are running for ended, with SB3's warning; they can be sampled as before."""
@@ -141,7 +149,7 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
 
     def set_offline(self, dataset: OfflineDataset | None) -> None:
         if dataset is not None:
-            _check_last_goals(dataset)
+            _warn_of_last_goals(dataset)
         super().set_offline(dataset)
 
     def add(self, obs, next_obs, action, reward, done, infos) -> None:  # type: ignore[no-untyped-def]
@@ -170,11 +178,24 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
         of_steps = achieved.cpu().numpy(), goals.repeat_interleave(h, dim=0).cpu().numpy(), self._infos(windows, steps)
         rewards = self._ask("compute_reward", self.compute_reward, *of_steps).view(n_virtual, h)
         if self.compute_terminated is not False:
-            function = None if self.compute_terminated is True else self.compute_terminated
-            goes_on = (1.0 - self._ask("compute_terminated", function, *of_steps).view(n_virtual, h)).cumprod(dim=1)
+            goes_on = (1.0 - self._ends(*of_steps).view(n_virtual, h)).cumprod(dim=1)
             rewards[:, 1:] *= goes_on[:, :-1]
             parts.continues[chosen] = goes_on
         parts.rewards[chosen] = rewards
+
+    @property
+    def _reads_true_successors(self) -> bool:
+        # a step that ended the task may go on under its new goal
+        return super()._reads_true_successors or self.compute_terminated is not False
+
+    def _ends(self, *of_steps: Any) -> th.Tensor:
+        if self.compute_terminated is None:
+            raise ValueError("`compute_terminated` is not part of the file that this buffer comes from: set it once more.")
+        function = None if self.compute_terminated is True else self.compute_terminated
+        ends = self._ask("compute_terminated", function, *of_steps)  # type: ignore[arg-type]
+        if not ((ends == 0) | (ends == 1)).all():
+            raise ValueError(f"`compute_terminated` must return True or False for each step, but returned {ends.unique()}.")
+        return ends
 
     def _goals(self, windows: Windows) -> th.Tensor:
         """Draw a goal for each window, as they are stored."""
@@ -200,17 +221,23 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
             values = function(*of_steps)
         elif self.env is not None:
             # as in SB3 the first environment answers, since all environments are alike
-            (values,) = self.env.env_method(name, *of_steps, indices=[0])
+            if isinstance(chain(self.env)[-1], TorchVecEnv):  # which are one object
+                values = self.env.get_attr(name, [0])[0](*of_steps)
+                values = to_numpy(values) if isinstance(values, th.Tensor) else values
+            else:
+                (values,) = self.env.env_method(name, *of_steps, indices=[0])
         else:
             raise ValueError(
                 f"HerReplayBuffer needs `{name}`, but the model has no environment that has it: give the model an environment "
-                f"(`env`, `set_env`), or the function itself: `replay_buffer_kwargs=dict({name}=...)`."
+                f"(`env`, `set_env`), or the function itself: `replay_buffer_kwargs=dict({name}=...)`. SB3's own algorithms "
+                "cannot use this buffer; RLPD of sb3_flow is SAC with an ensemble."
             )
         values, n = np.asarray(values, dtype=np.float32), len(of_steps[0])
         if values.shape not in ((n,), (n, 1)):
             raise ValueError(
-                f"`{name}` was given the goals of {n} steps at once and must return {n} values, but returned an array of "
-                f"shape {values.shape}: compute over the last axis alone, e.g. `np.linalg.norm(achieved - desired, axis=-1)`."
+                f"`{name}` was given the goals of {n} steps at once and must return {n} values, but returned "
+                f"{f'an array of shape {values.shape}' if values.shape else 'a single value'}: a distance, for example, is "
+                "computed over the last axis alone, `np.linalg.norm(achieved - desired, axis=-1)`."
             )
         return th.tensor(values.reshape(n), device=self.storage_device)
 
@@ -229,8 +256,8 @@ def _check_goals(space: spaces.Space[Any]) -> None:
         )
 
 
-def _check_last_goals(dataset: OfflineDataset) -> None:
-    """Refuse a dataset that was made without the observations after terminated rows, where each row stands in for them."""
+def _warn_of_last_goals(dataset: OfflineDataset) -> None:
+    """Warn of a dataset that seems made without the observations after terminated rows, where each row stands in for them."""
     last = dataset.trajectories[:, 1]
     ended = dataset.terminated[last]
     unchanged: list[bool] = []
@@ -239,7 +266,7 @@ def _check_last_goals(dataset: OfflineDataset) -> None:
         *(dataset.observations, dataset.final_observations),
     )
     if ended.any() and all(unchanged):
-        raise ValueError(
-            f"HerReplayBuffer needs the goals that were achieved by the last steps, but {dataset.source} has no observations "
-            "after its terminated rows: give `next_observations`, or leave the last row of each trajectory out."
+        warnings.warn(
+            f"In {dataset.source} nothing changes in the steps that end a trajectory with `terminated`: if the observations "
+            "after these steps were not recorded, give `next_observations`: these steps achieved the goals in them."
         )

@@ -22,8 +22,8 @@ from sb3_flow.data.windows import Starts, Windows
 
 class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
     """
-    Replay buffer that draws a window in proportion to its priority p = (|delta| + eps)^alpha, where delta is the error that
-    the value had at the window when the window was drawn last (proportional prioritisation).
+    Replay buffer that draws a window in proportion to its priority ``p = (|delta| + eps)^alpha``, where delta is the error
+    that the value had at the window when the window was drawn last (proportional prioritisation).
 
     A window that is new has the greatest priority so far, 1 at first. A window that reaches beyond its trajectory trains the
     policy but no value; its priority is the mean priority of its source, so that it is drawn as often as without priorities.
@@ -39,10 +39,12 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
     ``TrajectoryReplayBuffer`` describes the other arguments.
 
     :param alpha: how much priorities count, in [0, 1]; 0 draws all windows alike
-    :param beta: how much of the draw's bias the weights take back, in [0, 1], at the beginning of each phase
-    :param final_beta: beta at the end of the phase, offline or online, linear in between (paper: 1); ``beta`` for no change
+    :param beta: how much of the draw's bias the weights take back, in [0, 1], while SB3's remaining progress is 1
+    :param final_beta: the same when the progress remaining is 0, linear in between (paper: 1); ``beta`` for no change
     :param eps: added to the errors, so that every window can be drawn
     """
+
+    settings = (*TrajectoryReplayBuffer.settings, "alpha", "beta", "final_beta", "eps")
 
     def __init__(
         self,
@@ -163,8 +165,9 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         """
         Set beta for the windows that are drawn from now on.
 
-        :param progress_remaining: from 1, ``beta``, to 0, ``final_beta``
+        :param progress_remaining: from 1, ``beta``, to 0, ``final_beta``; SB3's is below 0 after the last step
         """
+        progress_remaining = min(max(progress_remaining, 0.0), 1.0)
         self._beta.fill_(self.final_beta + (self.beta - self.final_beta) * progress_remaining)
 
     def _sources(self) -> list[Starts]:

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Hashable
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch as th
@@ -64,6 +64,11 @@ class TrajectoryReplayBuffer(StepStorage):
         ``device``; ``"device"``: everything resides on ``device`` and batches are gathered there; ``"auto"``: on ``device``
         if that is a GPU and dataset and ring together take no more than half of its free memory
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("sampling", "offline_fraction")
+    """A model decides these, also over the steps of a file."""
+    fixed_settings: ClassVar[tuple[str, ...]] = ("window_rule",)
+    """A file's must be the model's."""
 
     def __init__(
         self,
@@ -321,6 +326,10 @@ class TrajectoryReplayBuffer(StepStorage):
         columns = (np.full_like(trajectory, -1), trajectory, last, np.asarray(starts, dtype=np.int64), first)
         return self._gather(Windows(*(self._tensors(column) for column in columns)), env)
 
+    @property
+    def _reads_true_successors(self) -> bool:
+        return self.window_rule == "q_chunking"
+
     def _relabel(self, parts: WindowSteps) -> None:
         """Change steps of windows that were drawn, in place; here none (see ``HerReplayBuffer``)."""
 
@@ -334,7 +343,7 @@ class TrajectoryReplayBuffer(StepStorage):
         rewards = stored.read("rewards", rows)
         continues = 1.0 - stored.read("terminated", rows).float()
         next_observations = stored.read("observations", stored.places(column, start + ahead, n_online))
-        if self.window_rule == "q_chunking":
+        if self._reads_true_successors:
             next_observations = stored.true_successors(windows, ahead < h, next_observations)
         observations = stored.read("observations", rows.first())
         if relabels:

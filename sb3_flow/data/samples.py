@@ -1,9 +1,16 @@
 """The batches that the replay buffer gives to gradient updates."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch as th
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, TensorDict
+
+
+def _no_dones(samples: Any) -> AttributeError:
+    return AttributeError(
+        f"{type(samples).__name__} has `discounts` in place of `dones`: replay buffers of sb3_flow are for algorithms of "
+        "sb3_flow, such as RLPD, which is SAC with an ensemble."
+    )
 
 
 class ChunkSamples(NamedTuple):
@@ -20,6 +27,11 @@ class ChunkSamples(NamedTuple):
     discounts: th.Tensor  # gamma^h, 0 where bootstrapping stops, (B, 1)
     valid: th.Tensor  # 1 where the whole window lies inside its trajectory, (B, 1)
     action_mask: th.Tensor  # 0 for the components of steps past the trajectory's end, (B, A)
+
+    @property
+    def dones(self) -> th.Tensor:
+        """Say what is here in the place of SB3's ``dones``."""
+        raise _no_dones(self)
 
     @classmethod
     def from_transitions(cls, samples: ReplayBufferSamples, gamma: float) -> "ChunkSamples":
@@ -48,3 +60,8 @@ class PrioritizedSamples(NamedTuple):
     action_mask: th.Tensor
     weights: th.Tensor  # w, of the rows in losses of values, (B, 1)
     numbers: th.Tensor  # the windows' numbers in the buffer, (B,)
+
+    @property
+    def dones(self) -> th.Tensor:
+        """Say what is here in the place of SB3's ``dones``."""
+        raise _no_dones(self)

@@ -186,19 +186,27 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
             elif self.horizon_length > 1:
                 raise ValueError(f"`horizon_length={self.horizon_length}` needs a TrajectoryReplayBuffer, not {type(loaded)}.")
             wanted = self.replay_buffer_class or TrajectoryReplayBuffer
-            if any(
-                isinstance(loaded, kind) != issubclass(wanted, kind) for kind in (HerReplayBuffer, PrioritizedReplayBuffer)
-            ):
+            if not isinstance(loaded, TrajectoryReplayBuffer) and getattr(previous, "offline_dataset", None) is not None:
+                raise ValueError(
+                    f"The replay buffer is a {type(loaded).__name__}, which cannot hold the model's dataset: make it a "
+                    "dataset, too, by `OfflineDataset.from_replay_buffer`."
+                )
+            own = HerReplayBuffer, PrioritizedReplayBuffer
+            if any(isinstance(loaded, kind) != issubclass(wanted, kind) for kind in own):
                 raise ValueError(
                     f"The replay buffer is a {type(loaded).__name__}, but the model has "
                     f"`replay_buffer_class={wanted.__name__}`: load the model with the class of the file."
                 )
-            for name in names:
-                theirs, ours = getattr(loaded, name), getattr(self, name)
+            compared: list[tuple[str, Any]] = [(name, self) for name in names]
+            if isinstance(loaded, TrajectoryReplayBuffer) and isinstance(previous, TrajectoryReplayBuffer):
+                compared += [(name, previous) for name in loaded.fixed_settings]
+            for name, model in compared:
+                theirs, ours = getattr(loaded, name), getattr(model, name)
                 if theirs != ours:
                     raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
             if isinstance(loaded, TrajectoryReplayBuffer):
-                loaded.sampling, loaded.offline_fraction = self.sampling, self.offline_fraction
+                for name in loaded.settings:
+                    setattr(loaded, name, getattr(previous, name))
                 if truncate_last_traj and isinstance(loaded, HerReplayBuffer):
                     loaded.truncate_last_trajectory()  # which warns, as SB3 does
                 elif truncate_last_traj:

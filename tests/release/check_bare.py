@@ -13,7 +13,6 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from stable_baselines3 import SAC
 
 import sb3_flow
 from sb3_flow import PPO, RQL, AsyncPPO, FlowMapPolicy, OfflineDataset, export
@@ -40,6 +39,11 @@ def clone_with_progress_bar():
     policy.learn_behaviour(data, 2, progress_bar=True)
 
 
+def learn_offline_with_progress_bar():
+    model = RQL("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [8]}, n_critics=2)
+    model.learn_offline(dataset(), 2, progress_bar=True)
+
+
 def load(location):
     Path("data.file").touch()
     return OfflineDataset.load(location)
@@ -58,6 +62,8 @@ CALLS = [
     ("onnx", "onnx", lambda: export(PPO("MlpPolicy", "CartPole-v1"), "policy.onnx")),
     ("plots", "matplotlib", lambda: learning_curves({"logs": "logs"})),
     ("plots", "tqdm", clone_with_progress_bar),
+    ("plots", "tqdm", learn_offline_with_progress_bar),
+    ("plots", "tqdm", lambda: PPO("MlpPolicy", "CartPole-v1").learn(2, progress_bar=True)),
     ("hub", "huggingface.hub", lambda: push_to_hub(PPO("MlpPolicy", "CartPole-v1"), "me/ppo", gym.make("CartPole-v1"))),
     ("zoo", "rl.zoo3", register),
 ]
@@ -74,17 +80,6 @@ def test_errors_name_the_extra(extra, package, call, tmp_path, monkeypatch):
 def test_every_extra_is_tried():
     # `gymnasium.make_vec` raises Gymnasium's own error without JAX, before anything of this package is called
     assert {extra for extra, *_ in CALLS} == OPTIONAL.keys() - FOR_CONTRIBUTORS - {"jax"}
-
-
-def test_a_progress_bar_of_stable_baselines3_has_its_own_error():
-    for call in (lambda: SAC("MlpPolicy", "Pendulum-v1").learn(2, progress_bar=True), learn_offline_with_progress_bar):
-        with pytest.raises(ImportError, match="You must install tqdm and rich"):
-            call()
-
-
-def learn_offline_with_progress_bar():
-    model = RQL("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": [8]}, n_critics=2)
-    model.learn_offline(dataset(), 2, progress_bar=True)
 
 
 @pytest.mark.parametrize("command", ["train", "enjoy", "plot", "push_to_hub", "load_from_hub", "bench", "sweep"])
