@@ -65,7 +65,7 @@ def test_nothing_is_lost() -> None:
 
 @pytest.mark.parametrize(
     ("truncated", "time_limit", "terminated"),
-    [(None, None, True), (False, None, True), (True, None, False), (None, 5, False), (None, 6, True), (False, 5, False)],
+    [(None, None, True), (False, None, True), (True, None, False), (None, 5, False), (None, 6, True), (False, 5, True)],
 )
 def test_a_time_limit_does_not_stop_bootstrapping(truncated: bool | None, time_limit: int | None, terminated: bool) -> None:
     assert made(trajectory(5, truncated=truncated), time_limit=time_limit).terminated.tolist() == [False] * 4 + [terminated]
@@ -122,6 +122,13 @@ def test_trajectories_that_a_time_limit_may_have_cut_are_named() -> None:
         made(*(trajectory(5, terminal=False, seed=seed) for seed in range(3)))
 
 
+def test_what_the_infos_say_comes_before_the_time_limit() -> None:
+    given = [trajectory(5, truncated=False), trajectory(5, truncated=True), trajectory(5), trajectory(4)]
+    assert np.flatnonzero(made(*given, time_limit=5).terminated).tolist() == [4, 18]
+    for terminal in (np.True_, np.array(True)):
+        assert made(vars(given[3]) | {"terminal": terminal}).terminated.sum() == 1
+
+
 def test_other_things_are_refused() -> None:
     one = trajectory(4)
     transitions = {"obs": one.obs[:-1], "acts": one.acts, "next_obs": one.obs[1:], "dones": np.zeros(4, bool)}
@@ -132,7 +139,7 @@ def test_other_things_are_refused() -> None:
         ("folder", TypeError, "must be a list of trajectories, but a str was given"),
         ([], ValueError, "holds no steps"),
         ({"train": [one]}, TypeError, "must be a list of trajectories, but a dict was given"),
-        ([vars(one) | {"infos": ["{}", "{"]}], ValueError, "trajectory 0: the last info is no JSON"),
+        ([vars(one) | {"infos": ["{}"] * 3 + ["{"]}], ValueError, "trajectory 0: the last info is no JSON"),
         (
             [np.zeros(3)],
             ValueError,
@@ -140,9 +147,22 @@ def test_other_things_are_refused() -> None:
         ),
         ([vars(one) | {"obs": one.obs[1:]}], ValueError, "trajectory 0: obs has 4 rows for 4 acts, 5 expected"),
         ([one, vars(one) | {"rews": one.rews[1:]}], ValueError, "trajectory 1: rews has 3 rows for 4 acts, 4 expected"),
-        ([one, vars(one) | {"obs": one.obs[:, 1:]}], ValueError, "obs of the trajectories differ in shape"),
         (
-            [vars(one) | {"infos": [{"TimeLimit.truncated": "no"}]}],
+            [one, one, vars(one) | {"obs": one.obs[:, 1:]}],
+            ValueError,
+            r"trajectory 2: obs has rows of shape \(2,\), \(3,\) expected, as before",
+        ),
+        (
+            [one, vars(one) | {"acts": one.acts[:, 0]}],
+            ValueError,
+            r"trajectory 1: acts has rows of shape \(\), \(1,\) expected",
+        ),
+        ([one, vars(one) | {"rews": one.rews[:, None]}], ValueError, "trajectory 1: rews has rows of shape"),
+        ([one, vars(one) | {"acts": 3.0}], ValueError, "trajectory 1: acts must be an array"),
+        ([one, vars(one) | {"infos": {"TimeLimit.truncated": True}}], ValueError, "trajectory 1: infos must be a list"),
+        ([one, vars(one) | {"infos": [{}] * 3}], ValueError, "trajectory 1: infos has 3 entries for 4 acts, 4 expected"),
+        (
+            [vars(one) | {"infos": [{}] * 3 + [{"TimeLimit.truncated": "no"}]}],
             ValueError,
             "trajectory 0: TimeLimit.truncated .* got 'no'",
         ),
@@ -150,6 +170,11 @@ def test_other_things_are_refused() -> None:
     for given, error, match in wrong:
         with pytest.raises(error, match=match):
             OfflineDataset.from_trajectories(given, action_space=SPACE)
+    for terminal in ("False", float("nan"), np.zeros(4, bool), 1, [True]):
+        with pytest.raises(ValueError, match="trajectory 1: terminal must be True or False, got"):
+            made(one, vars(one) | {"terminal": terminal})
+    with pytest.raises(ValueError, match="trajectory 1 has 4 steps, but `time_limit` is 3"):
+        made(trajectory(3), one, time_limit=3)
     with pytest.raises(ValueError, match="`time_limit` must be at least 1, but 0 was given"):
         made(one, time_limit=0)
     with pytest.raises(ValueError, match="`rewards` must be a finite number, but nan was given"):

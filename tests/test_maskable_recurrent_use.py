@@ -91,30 +91,36 @@ def test_sb3_contribs_evaluation_with_masks_keeps_the_memory(policy: str, traine
         del model.predict
 
 
-def test_states_are_remembered_for_that_evaluation_alone(trained: Any) -> None:
+def test_policies_keep_their_memory_in_that_evaluation(trained: Any) -> None:
+    model = trained["MlpGruPolicy"]
+    for one in (model.policy, model):
+        found, _ = evaluate_policy(one, make_vec_env(Recall, 3, seed=7), 30, warn=False, return_episode_rewards=True)
+        assert np.mean(found) > 0.9
+
+
+def test_states_are_found_in_that_evaluation_alone(trained: Any) -> None:
     model = trained["MlpGruPolicy"]
     masks, begins, goes_on = np.ones((2, 30), bool), np.ones(2, bool), np.zeros(2, bool)
     cue, blank = np.eye(4, dtype=np.float32)[[0, 1]], np.eye(4, dtype=np.float32)[[3, 3]]
 
-    def hidden(*given: Any, **named: Any) -> np.ndarray:
-        return model.predict(*given, **named)[1][0]
+    def hidden(seen: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        return model.predict(seen, None, starts, True, masks)[1][0]
 
-    _, state = model.predict(cue, None, begins, action_masks=masks)
-    wanted = hidden(blank, state, goes_on, action_masks=masks)
-    fresh = hidden(blank, None, begins, action_masks=masks)
-    assert np.abs(wanted - fresh).max() > 0.01
-    hidden(cue, None, begins, action_masks=masks)
-    np.testing.assert_array_equal(hidden(blank, None, goes_on, action_masks=masks), wanted)
-    for other in (
-        lambda: hidden(cue, None, begins),  # without masks
-        lambda: hidden(cue, None, None, action_masks=masks),  # without starts
-        lambda: hidden(cue, state, begins, action_masks=masks),  # with a state
-        lambda: hidden(cue[:1], None, begins[:1], action_masks=masks[:1]),  # of another number of environments
-    ):
-        hidden(cue, None, begins, action_masks=masks)
-        other()
-        np.testing.assert_array_equal(hidden(blank, None, goes_on, action_masks=masks), fresh)
-    assert "_evaluated_states" in model._excluded_save_params()
+    fresh = hidden(blank, begins)
+    state = model.predict(cue, None, begins, True, masks)[1]
+    assert np.abs(model.predict(blank, state, goes_on, True, masks)[1][0] - fresh).max() > 0.01
+    for _ in range(2):  # a call without a state has none, whatever was called before
+        np.testing.assert_array_equal(hidden(blank, goes_on), fresh)
+        hidden(cue, begins)
+    found = []
+
+    def other_calls(local: dict[str, Any], _: dict[str, Any]) -> None:
+        found.append(hidden(blank, goes_on))
+
+    evaluate_policy(model, make_vec_env(Recall, 2, seed=7), 4, callback=other_calls, warn=False)
+    for one in (*found, hidden(blank, goes_on)):
+        np.testing.assert_array_equal(one, fresh)
+    assert len(found) > 4 and not any("state" in name for name in vars(model) if "lstm" not in name)
 
 
 def test_callbacks_and_sb3s_evaluation(trained: Any, tmp_path: Any) -> None:
@@ -205,11 +211,13 @@ def test_mistakes() -> None:
     with pytest.raises(AssertionError, match="The algorithm only supports"):
         MaskableRecurrentPPO("MlpLstmPolicy", "Pendulum-v1")
     model = MaskableRecurrentPPO("MlpLstmPolicy", env, **SMALL)
-    for masks in (np.ones(3, bool), np.ones((2, 2), bool)):
+    for masks in (np.ones(3, bool), np.ones((2, 2), bool), np.ones((3, 2), bool), np.ones(6, bool)):
         with pytest.raises(ValueError, match=r"`action_masks` must have the shape \(2, 3\), but .* was given"):
             model.predict(env.reset(), action_masks=masks)
     assert model.policy._masks is None  # nothing is left of a call that failed
     assert model.predict(env.reset()[0], action_masks=[False, False, True])[0] == 2
+    assert model.predict(env.reset()[:1], action_masks=[[False, False, True]])[0].tolist() == [2]
+    assert model.predict(env.reset(), action_masks=[[[False], [False], [True]]] * 2)[0].tolist() == [2, 2]
 
 
 class Wide(gym.Env):

@@ -104,28 +104,50 @@ def test_the_choice_is_kept(tmp_path: Path, monkeypatch: Any, capsys: Any) -> No
 
 
 class Watch(BaseCallback):
-    """Looks at gradients or at calls of the policy, as ``wandb.watch`` does."""
+    """Looks at gradients or at calls of the policy, as ``wandb.watch`` does, or at steps of its optimizer."""
 
-    def __init__(self, gradients: bool):
+    def __init__(self, kind: str, since: str = "_init_callback"):
         super().__init__()
-        self.gradients, self.seen = gradients, 0
+        self.kind, self.since, self.seen = kind, since, 0
+        self.handle: Any = None
 
     def note(self, *_: Any) -> None:
         self.seen += 1
 
+    def hook(self, since: str) -> None:
+        if since == self.since and self.handle is None:
+            policy: Any = self.model.policy
+            register = {
+                "gradients": policy.action_net.weight.register_hook,
+                "calls": policy.register_forward_hook,
+                "steps": policy.optimizer.register_step_post_hook,
+                "coming steps": policy.optimizer.register_step_pre_hook,
+            }
+            self.handle = register[self.kind](self.note)
+
     def _init_callback(self) -> None:
-        policy: Any = self.model.policy
-        self.handle = (policy.action_net.weight.register_hook if self.gradients else policy.register_forward_hook)(self.note)
+        self.hook("_init_callback")
+
+    def _on_training_start(self) -> None:
+        self.hook("_on_training_start")
+
+    def _on_rollout_start(self) -> None:
+        self.hook("_on_rollout_start")
+
+    def _on_rollout_end(self) -> None:
+        self.hook("_on_rollout_end")
 
     def _on_step(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_hooks_of_a_callback_are_called(gradients: bool, tmp_path: Path, capsys: Any) -> None:
-    model, watch = built(verbose=1), Watch(gradients)
+@pytest.mark.parametrize("since", ["_init_callback", "_on_training_start", "_on_rollout_start", "_on_rollout_end"])
+@pytest.mark.parametrize("kind", ["gradients", "calls", "steps", "coming steps"])
+def test_hooks_of_a_callback_are_called(kind: str, since: str, tmp_path: Path, capsys: Any) -> None:
+    model, watch = built(verbose=1), Watch(kind, since)
     model.learn(64, callback=watch)
-    assert watch.seen == (3 if gradients else 32)  # minibatches of a rollout; steps of both environments
+    calls = 0 if since == "_on_rollout_end" else 32
+    assert watch.seen == (calls if kind == "calls" else 3)  # steps of both environments; minibatches of a rollout
     said = "Using the torch backend, which is slower: hooks look into the policy or its gradients.\n"
     assert model.native is None and said in capsys.readouterr().out
     model.save(tmp_path / "hooked")
@@ -134,7 +156,7 @@ def test_hooks_of_a_callback_are_called(gradients: bool, tmp_path: Path, capsys:
     assert model.native is not None
     assert PPO.load(tmp_path / "hooked").native is not None
     with pytest.raises(ValueError, match=r'`backend` is "native", but .* hooks look into the policy or its gradients'):
-        built("native").learn(64, callback=Watch(gradients))
+        built("native").learn(64, callback=Watch(kind, since))
 
 
 def test_the_variable_replaces_auto_only(monkeypatch: Any) -> None:

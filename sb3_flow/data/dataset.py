@@ -187,7 +187,7 @@ class OfflineDataset:
         :param rewards: reward of each step of trajectories without ``rews``: 0.0 where the data are imitated alone, by
             ``RQL(objective="bc")`` or ``FlowMapPolicy``
         :param time_limit: terminal trajectories of this many steps were cut off, and bootstrapping does not stop there.
-            Not needed where the infos hold SB3's ``TimeLimit.truncated``
+            Where the infos hold SB3's ``TimeLimit.truncated``, they decide; longer trajectories are an error
         :param observation_space: default: as in :meth:`from_arrays`
         :param action_space: likewise
         :param source: names the data in messages

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,11 @@ class _Trajectory(NamedTuple):
     stops: bool
     is_told: bool
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Give the shape of a row of each array, by name."""
+        parts = {f"obs{key and '/'}{key}": array for key, array in self.observations.items()}
+        return {name: array.shape[1:] for name, array in (parts | {"acts": self.actions, "rews": self.rewards}).items()}
+
 
 def read_trajectories(trajectories: Iterable[Any], rewards: float | None, time_limit: int | None) -> dict[str, Any]:
     """
@@ -62,6 +67,9 @@ def read_trajectories(trajectories: Iterable[Any], rewards: float | None, time_l
         if each.observations.keys() != first.observations.keys():
             keys = sorted(each.observations), sorted(first.observations)
             raise ValueError(f"trajectory {i}: obs has the keys {keys[0]}, {keys[1]} expected, as before")
+        for name, shape in each.shapes().items():
+            if shape != (before := first.shapes()[name]):
+                raise ValueError(f"trajectory {i}: {name} has rows of shape {shape}, {before} expected, as before")
     lengths = np.array([len(each.actions) for each in steps])
     if time_limit is None:
         _warn_of_time_limit(lengths[[not each.is_told for each in steps]])
@@ -71,12 +79,12 @@ def read_trajectories(trajectories: Iterable[Any], rewards: float | None, time_l
 
     def observations(rows: slice) -> Any:
         keys = first.observations
-        return nest({key: _joined("obs", [each.observations[key][rows] for each in steps]) for key in keys})
+        return nest({key: np.concatenate([each.observations[key][rows] for each in steps]) for key in keys})
 
     return {
         "observations": observations(slice(-1)),
-        "actions": _joined("acts", [each.actions for each in steps]),
-        "rewards": _joined("rews", [each.rewards for each in steps]),
+        "actions": np.concatenate([each.actions for each in steps]),
+        "rewards": np.concatenate([each.rewards for each in steps]),
         "terminated": terminated,
         "trajectory_ends": ends,
         "next_observations": observations(slice(1, None)),
@@ -102,8 +110,10 @@ def _read(where: str, trajectory: Any, rewards: float | None, time_limit: int | 
     for name, (given, expected) in {**counts, "rews": (len(values), length)}.items():
         if given != expected:
             raise ValueError(f"{where}: {name} has {given} rows for {length} acts, {expected} expected")
-    cut_off = _cut_off(where, infos)
-    stops = bool(terminal) and not cut_off and length != time_limit
+    if time_limit is not None and length > time_limit:
+        raise ValueError(f"{where} has {length} steps, but `time_limit` is {time_limit}")
+    terminal, cut_off = _is_terminal(where, terminal), _cut_off(where, infos, length)
+    stops = terminal and (length != time_limit if cut_off is None else not cut_off)
     return _Trajectory(observations, actions, values, stops, cut_off is not None or not terminal)
 
 
@@ -117,16 +127,24 @@ def _array(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _joined(name: str, parts: list[np.ndarray]) -> np.ndarray:
-    try:
-        return np.concatenate(parts)
-    except ValueError as error:
-        raise ValueError(f"{name} of the trajectories differ in shape: {error}") from error
+def _is_terminal(where: str, terminal: Any) -> bool:
+    if isinstance(terminal, bool | np.bool_) or (
+        isinstance(terminal, np.ndarray) and (terminal.shape, terminal.dtype) == ((), bool)
+    ):
+        return bool(terminal)
+    raise ValueError(f"{where}: terminal must be True or False, got {terminal!r}")
 
 
-def _cut_off(where: str, infos: Any) -> bool | None:
+def _cut_off(where: str, infos: Any, length: int) -> bool | None:
     """Read SB3's ``TimeLimit.truncated`` in the last info, which imitation's files hold as JSON; None: it is not there."""
-    last = infos[-1] if infos is not None and len(infos) else {}
+    if infos is None:
+        return None
+    is_list = isinstance(infos, Sequence) and not isinstance(infos, str | bytes)
+    if not is_list and not (isinstance(infos, np.ndarray) and infos.ndim):
+        raise ValueError(f"{where}: infos must be a list of as many infos as acts, but a {type(infos).__name__} was given")
+    if len(infos) != length:
+        raise ValueError(f"{where}: infos has {len(infos)} entries for {length} acts, {length} expected")
+    last = infos[-1] if length else {}
     if isinstance(last, str):
         try:
             last = json.loads(last)

@@ -121,6 +121,7 @@ class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, ClearErrors, On
         alive = np.ones(env.num_envs, dtype=bool) if self.whole_episodes else None
 
         callback.on_rollout_start()
+        self.make_way_for_hooks()
 
         while n_steps < n_rollout_steps and (alive is None or alive.any()):
             self._draw_noise(n_steps)
@@ -205,6 +206,9 @@ class RolloutCollection(LearnsTogether, AtomicSaves, DeepCopies, ClearErrors, On
         if self.whole_episodes:
             self._last_obs = env.reset()  # type: ignore[assignment]
             self._last_episode_starts = np.ones(env.num_envs, dtype=bool)
+
+    def make_way_for_hooks(self) -> None:
+        """Look for hooks that the callback has set; algorithms with compiled loops override this method."""
 
     def _draw_noise(self, step: int) -> None:
         """Draw gSDE's noise again if this step of the rollout is due for it."""

@@ -56,6 +56,7 @@ class PolicyGradient(EvaluatesRollouts):
     normalize_advantage: bool
     target_kl: float | None
     length_scaled_clip: bool = False  # GSPO's
+    _watched: WatchedNetworks | None = None  # found by one walk when learning begins, because a walk takes long
     buffer_classes: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = (RolloutBuffer, DictRolloutBuffer)
     """Default of ``rollout_buffer_class``, and the same for Dict observations."""
 
@@ -148,17 +149,22 @@ class PolicyGradient(EvaluatesRollouts):
 
     def _setup_learn(self, *arguments: Any, **options: Any) -> tuple[int, BaseCallback]:
         found = super()._setup_learn(*arguments, **options)
-        self._make_way_for_hooks()
+        self._watched = WatchedNetworks([self.policy])
+        self.make_way_for_hooks()
         return found
 
-    def _make_way_for_hooks(self) -> None:
-        """Use torch while something hooks into the policy, as a callback may since it was set up (``wandb.watch``)."""
-        hooked = WatchedNetworks([self.policy]).has_hooks
+    def make_way_for_hooks(self) -> None:
+        """Use torch while something hooks into the policy or its optimizer, as a callback may (``wandb.watch``)."""
+        if self.native is None and self.chosen_backend != "native":
+            return
+        optimizer = self.policy.optimizer
+        watched = self._watched or WatchedNetworks([self.policy])
+        hooked = watched.has_hooks or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
         if hooked and self.native is not None:
             reason = "hooks look into the policy or its gradients"
             choose_backend(self.backend, None, reason, None, self.verbose if is_first() else 0)
             self.native = None
-        elif not hooked and self.native is None and self.chosen_backend == "native" and n_ranks() == 1:
+        elif not hooked and self.native is None and n_ranks() == 1:
             self._choose_backend()
 
     def _not_native(self) -> str | None:
@@ -175,7 +181,15 @@ class PolicyGradient(EvaluatesRollouts):
 
     def _excluded_save_params(self) -> list[str]:
         # `groups` is made anew by the constructor and `_setup_model`; a file without it opens where only SB3 is installed
-        return [*super()._excluded_save_params(), "native", "groups", "tensor_rollout", "tensors_seen", "recorded_steps"]
+        return [
+            *super()._excluded_save_params(),
+            "native",
+            "_watched",
+            "groups",
+            "tensor_rollout",
+            "tensors_seen",
+            "recorded_steps",
+        ]
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """Copy the parameters of policy and optimizer, see ``BaseAlgorithm``; they do not depend on ``execution``."""
@@ -185,6 +199,7 @@ class PolicyGradient(EvaluatesRollouts):
 
     def train(self) -> None:
         """Update the policy with the rollout buffer: ``n_epochs`` passes of minibatches."""
+        self.make_way_for_hooks()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         check_scheduled(self._current_progress_remaining, learning_rate=self.policy.optimizer.param_groups[0]["lr"])

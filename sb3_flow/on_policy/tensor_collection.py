@@ -119,6 +119,7 @@ def _collect(
     model._begin_rollout(env, rollout_buffer, use_masking=False)
     alive = th.ones(env.num_envs, dtype=th.bool, device=env.device) if model.whole_episodes else None
     callback.on_rollout_start()
+    model.make_way_for_hooks()
     n_steps = 0
     while n_steps < n_rollout_steps and (alive is None or bool(alive.any())):
         model._draw_noise(n_steps)

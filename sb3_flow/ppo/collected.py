@@ -255,6 +255,7 @@ class CollectedPPO(PPO):
         bounded, ending = bounded_actions(self.policy, self.action_space, all_actions), ends.any(axis=1).tolist()
         rollout_buffer.terminated[:] = ends
         callback.on_rollout_start()
+        self.make_way_for_hooks()
         for n_steps in range(n_rollout_steps):
             self._draw_noise(n_steps)
             actions, clipped_actions, rewards = all_actions[n_steps], bounded[n_steps], all_rewards[n_steps]

@@ -25,6 +25,7 @@ from sb3_flow.ppo.masked_policies import (
     MaskableRecurrentCnnPolicy,
     MaskableRecurrentMultiInputPolicy,
     MaskableRecurrentPolicy,
+    state_of_evaluation,
 )
 from sb3_flow.ppo.recurrent import RecurrentPPO
 
@@ -53,7 +54,6 @@ class MaskableRecurrentPPO(RecurrentPPO):
     policy_base = MaskableRecurrentPolicy
     buffer_classes = MaskableRecurrentRolloutBuffer, MaskableRecurrentDictRolloutBuffer
     _use_masking = True
-    _evaluated_states: tuple[np.ndarray, ...] | None = None
 
     def __init__(
         self,
@@ -142,14 +142,8 @@ class MaskableRecurrentPPO(RecurrentPPO):
         :param action_masks: True where an action is valid; None: all actions are valid
         :return: actions, and states for the next call
         """
-        # sb3-contrib 2.9.2's `evaluate_policy` with masks always gives None, since it stores the state under another name
-        lost, before = state is None and episode_start is not None and action_masks is not None, self._evaluated_states
-        goes_on = lost and not np.all(episode_start)
-        if goes_on and before is not None and before[0].shape[1] == np.size(episode_start):  # type: ignore[arg-type]
-            state = before
-        actions, states = self.policy.predict(observation, state, episode_start, deterministic, action_masks)
-        self._evaluated_states = states if lost else None
-        return actions, states
+        state = state_of_evaluation() if state is None else state
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def collect_rollouts(  # type: ignore[override]
         self,
@@ -173,4 +167,4 @@ class MaskableRecurrentPPO(RecurrentPPO):
         return {"action_masks": data.action_masks}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_use_masking", "_evaluated_states"]
+        return [*super()._excluded_save_params(), "_use_masking"]

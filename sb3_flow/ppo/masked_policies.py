@@ -1,5 +1,6 @@
 """Policies of MaskableRecurrentPPO: recurrent policies that take the masks of their actions."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,21 @@ def masked_logits(logits: th.Tensor, masks: th.Tensor, binary: bool) -> th.Tenso
     return th.where(zero & one, logits, INVALID * (zero.to(logits.dtype) - one.to(logits.dtype)))
 
 
+def state_of_evaluation() -> tuple[np.ndarray, ...] | None:
+    """
+    Find the state that sb3-contrib's ``evaluate_policy`` loses, if it called the function that calls this one.
+
+    sb3-contrib 2.9.2 stores the state in its variable ``state`` and hands on its variable ``states``, which stays None where
+    it uses masks, so that policies with memory would forget all. Nothing is kept here: the state lies in the frame of the
+    evaluation in progress, which begins all its episodes anew.
+
+    :return: the state that the last call returned to it; None in its first call, and for every other caller
+    """
+    frame = sys._getframe(2)
+    is_evaluation = frame.f_globals.get("__name__") == "sb3_contrib.common.maskable.evaluation"
+    return frame.f_locals.get("state") if is_evaluation and frame.f_code.co_name == "evaluate_policy" else None
+
+
 class MaskableRecurrentPolicy(RecurrentPolicy):
     """
     sb3-contrib's ``MlpLstmPolicy`` with masks of its actions. The networks are those of the policy without masks, so that
@@ -70,8 +86,9 @@ class MaskableRecurrentPolicy(RecurrentPolicy):
         if self._masks is None:
             return super()._get_action_dist_from_latent(latent_pi)
         shape = latent_pi.shape[0], self.n_choices
-        if self._masks.numel() != shape[0] * shape[1]:
-            raise ValueError(f"`action_masks` must have the shape {shape}, but {tuple(self._masks.shape)} was given.")
+        given = self._masks.shape  # an observation's mask may have several axes, and one observation's be alone
+        if given.numel() != shape[0] * shape[1] or (shape[0] != 1 and given[0] != shape[0]):
+            raise ValueError(f"`action_masks` must have the shape {shape}, but {tuple(given)} was given.")
         binary = isinstance(self.action_space, spaces.MultiBinary)
         logits = masked_logits(self.action_net(latent_pi), self._masks.reshape(shape), binary)
         found: Distribution = self.action_dist.proba_distribution(action_logits=logits)
@@ -117,6 +134,7 @@ class MaskableRecurrentPolicy(RecurrentPolicy):
         :param action_masks: True where an action is valid; None: all actions are valid
         :return: actions, and the states after the observations
         """
+        state = state_of_evaluation() if state is None else state
         with self.masked(action_masks):
             return super().predict(observation, state, episode_start, deterministic)
 
