@@ -52,6 +52,12 @@ def state_of_evaluation() -> tuple[np.ndarray, ...] | None:
     return frame.f_locals.get("state") if is_evaluation and frame.f_code.co_name == "evaluate_policy" else None
 
 
+def _check_shape(given: th.Size, wanted: tuple[int, int]) -> None:
+    """Check masks, of which an observation's may have several axes, and one observation's be alone."""
+    if given.numel() != wanted[0] * wanted[1] or (wanted[0] != 1 and given[0] != wanted[0]):
+        raise ValueError(f"`action_masks` must have the shape {wanted}, but {tuple(given)} was given.")
+
+
 class MaskableRecurrentPolicy(RecurrentPolicy):
     """
     sb3-contrib's ``MlpLstmPolicy`` with masks of its actions. The networks are those of the policy without masks, so that
@@ -86,9 +92,8 @@ class MaskableRecurrentPolicy(RecurrentPolicy):
         if self._masks is None:
             return super()._get_action_dist_from_latent(latent_pi)
         shape = latent_pi.shape[0], self.n_choices
-        given = self._masks.shape  # an observation's mask may have several axes, and one observation's be alone
-        if given.numel() != shape[0] * shape[1] or (shape[0] != 1 and given[0] != shape[0]):
-            raise ValueError(f"`action_masks` must have the shape {shape}, but {tuple(given)} was given.")
+        if not th.compiler.is_compiling():  # also while torch exports, when the number of observations is no number
+            _check_shape(self._masks.shape, shape)
         binary = isinstance(self.action_space, spaces.MultiBinary)
         logits = masked_logits(self.action_net(latent_pi), self._masks.reshape(shape), binary)
         found: Distribution = self.action_dist.proba_distribution(action_logits=logits)
