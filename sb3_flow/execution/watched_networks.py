@@ -39,6 +39,10 @@ class WatchedNetworks:
         self._places = [(known, name) for known, name in found if known[name] is None or plain(known[name]) is not None]
         self._settings = Remembered()
 
+    def __reduce__(self) -> tuple[type["WatchedNetworks"], tuple[list[nn.Module]]]:
+        # a copy watches the copied networks; the dictionaries of some modules (LSTM) hold what cannot be pickled
+        return WatchedNetworks, (self._networks,)
+
     def _present(self) -> list[Any]:
         return list(chain.from_iterable(part.values() for part in self._dictionaries))
 
