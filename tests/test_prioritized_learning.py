@@ -132,6 +132,16 @@ def test_files_of_the_other_class_are_refused(data, tmp_path):
     prioritized.learn_offline(data, 1, log_interval=None)
 
 
+def test_a_model_whose_buffer_was_deleted_takes_that_of_the_file(data, tmp_path):
+    model = build("RQL", data, **PRIORITIZED).learn_offline(data, 5, log_interval=None)
+    model.save_replay_buffer(tmp_path / "buffer")
+    alpha = model.replay_buffer.alpha
+    del model.replay_buffer
+    model.load_replay_buffer(tmp_path / "buffer")
+    assert isinstance(model.replay_buffer, PrioritizedReplayBuffer) and model.replay_buffer.alpha == alpha
+    model.learn_offline(data, 5, log_interval=None)
+
+
 @pytest.mark.parametrize("variant", TELLING)
 def test_weights_are_in_the_value_s_loss_alone(variant, data):
     """Weights of one and no weights are the same to the last bit; other weights change the critic's loss, not the policy's."""

@@ -167,7 +167,8 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
 
     def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
-        Load online steps from a pickle file. The offline dataset of the model stays.
+        Load online steps from a pickle file. The offline dataset of the model stays, and so does what the model decides about
+        sampling; a model whose buffer was deleted takes that from the file, too.
 
         :param path: Path to the pickled replay buffer.
         :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
@@ -205,8 +206,9 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
                 if theirs != ours:
                     raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
             if isinstance(loaded, TrajectoryReplayBuffer):
-                for name in loaded.settings:
-                    setattr(loaded, name, getattr(previous, name))
+                if isinstance(previous, TrajectoryReplayBuffer):
+                    for name in loaded.settings:
+                        setattr(loaded, name, getattr(previous, name))
                 if truncate_last_traj and isinstance(loaded, HerReplayBuffer):
                     loaded.truncate_last_trajectory()  # which warns, as SB3 does
                 elif truncate_last_traj:
