@@ -8,12 +8,14 @@ import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.env_util import make_vec_env
+from zoo_commands import TAXI
 
 from sb3_flow import OfflineDataset
 from sb3_flow.data.generate import generate
 from sb3_flow.data.ogbench import single_task
-from sb3_flow.envs import SparseReward
+from sb3_flow.envs import ActionMasksFromInfo, SparseReward
 from sb3_flow.envs.registration import single_task_names
 
 SPARSE = "scene-play-sparse-singletask-task1-v0"
@@ -164,3 +166,27 @@ def test_without_robomimic(monkeypatch):
     monkeypatch.setitem(sys.modules, "robomimic", None)
     with pytest.raises(ImportError, match="need the packages robomimic, robosuite and h5py: pip install"):
         gym.make("square-mh-low_dim")
+
+
+def test_masks_are_those_of_the_last_info():
+    env = ActionMasksFromInfo(gym.make(TAXI))
+    with pytest.raises(RuntimeError, match="`action_masks` was called before `reset`"):
+        env.action_masks()
+    _, info = env.reset(seed=0)
+    for action in (0, 1, 2, 3):
+        assert env.action_masks().dtype == bool
+        np.testing.assert_array_equal(env.action_masks(), info["action_mask"])
+        info = env.step(action)[4]
+    # as SB3's environments of several see it, after an automatic reset, too
+    vec_env = make_vec_env(lambda: ActionMasksFromInfo(gym.make(TAXI, max_episode_steps=2)), 2, seed=0)
+    assert is_masking_supported(vec_env)
+    vec_env.reset()
+    for _ in range(3):
+        vec_env.step([0, 1])
+        taxis = [each.unwrapped for each in vec_env.envs]
+        np.testing.assert_array_equal(get_action_masks(vec_env), [taxi.action_mask(taxi.s) for taxi in taxis])
+
+
+def test_infos_without_masks_are_refused():
+    with pytest.raises(ValueError, match=r"`info` of .*CartPole.* must have the key 'action_mask', but it has \[\]"):
+        ActionMasksFromInfo(gym.make("CartPole-v1")).reset()

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tasks import PointEnv
-from zoo_commands import ALGOS, MAZE, SMALL, environment, python, train, zoo
+from zoo_commands import ALGOS, MAZE, SMALL, TAXI, environment, python, train, zoo
 
 from sb3_flow import GRPO, RLPD, RQL, HerReplayBuffer, PrioritizedReplayBuffer
 from sb3_flow.data.generate import generate
@@ -129,6 +130,8 @@ SEEDS = {
     "qam": 0,
     "flow_ppo": 44,
     "recurrent_ppo": 44,
+    "maskable_ppo": 44,
+    "maskable_recurrent_ppo": 44,
     "grpo": 0,
     "gspo": 0,
     "async_ppo": 15,
@@ -165,7 +168,7 @@ def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
     from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    env = DummyVecEnv([PointEnv, PointEnv])
+    env = DummyVecEnv([(lambda: gym.make("CartPole-v1")) if algo.startswith("maskable") else PointEnv] * 2)
     for _ in range(10):
         trial = study.ask()
         sampled = HYPERPARAMS_SAMPLER[algo](trial, 2, 16, {})
@@ -174,8 +177,48 @@ def test_a_trial_is_rebuilt_from_what_the_study_recorded(algo):
         if issubclass(ALGORITHMS[algo], GRPO):
             assert 16 % sampled["group_size"] == 0
             sampled["group_by"] = "none"  # PointEnv is not wrapped
-        policy = "MlpGruPolicy" if algo == "recurrent_ppo" else "MlpPolicy"
+        policy = "MlpGruPolicy" if algo.endswith("recurrent_ppo") else "MlpPolicy"
         ALGORITHMS[algo](policy, env, device="cpu", **sampled)  # all of it is known and allowed
+
+
+@pytest.mark.parametrize("algo", ["maskable_ppo", "maskable_recurrent_ppo"])
+def test_every_command_shows_masks_to_models_that_take_masks(algo, logs, tmp_path, monkeypatch):
+    """Also where rl-zoo3's own loop asks the model for actions."""
+    shown, predict = [], ALGORITHMS[algo].predict
+
+    def noting(self, *args, action_masks=None, **kwargs):
+        actions, state = predict(self, *args, action_masks=action_masks, **kwargs)
+        shown.append(action_masks is not None and action_masks[range(len(actions)), actions].all())
+        return actions, state
+
+    monkeypatch.setattr(ALGORITHMS[algo], "predict", noting)
+    evaluation = ["--eval-freq", 100, "--eval-episodes", 1]
+    viewed = ["--algo", algo, "--env", TAXI, "-f", logs(algo), "-n", 20]
+    trial = ["--n-trials", 1, "--n-evaluations", 1, "--eval-episodes", 1, "--sampler", "random", "--no-optim-plots"]
+    for command in (
+        lambda: train(algo, tmp_path, *SMALL[algo], *evaluation, "--vec-env", "subproc"),
+        lambda: zoo("enjoy", *viewed, "--no-render", "--device", "cpu", "--n-envs", 2),
+        lambda: zoo("record_video", *viewed, "--no-render"),
+        lambda: train(algo, tmp_path, *SMALL[algo], "-optimize", *trial, "--seed", SEEDS[algo]),
+    ):
+        shown.clear()
+        command()
+        assert len(shown) >= 20 and all(shown)
+
+
+def test_models_without_masks_are_evaluated_as_in_the_zoo(monkeypatch):
+    import rl_zoo3.exp_manager
+    from stable_baselines3.common import callbacks
+
+    from sb3_flow.zoo import register
+
+    register()
+    env = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"))])
+    asked, evaluate = [], callbacks.evaluate_policy
+    monkeypatch.setattr(callbacks, "evaluate_policy", lambda *args, **kwargs: (asked.append(1), evaluate(*args, **kwargs))[1])
+    callback = rl_zoo3.exp_manager.EvalCallback(env, n_eval_episodes=1, eval_freq=8)
+    ALGORITHMS["flow_ppo"]("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16, device="cpu").learn(16, callback)
+    assert len(asked) == 2 and callback.last_mean_reward > 0
 
 
 def test_plots(logs, tmp_path, monkeypatch, capsys):

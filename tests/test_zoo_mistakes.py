@@ -35,6 +35,15 @@ def test_wrong_environment(tmp_path):
     )
 
 
+@pytest.mark.parametrize("command", ["train", "optimize"])
+def test_environment_without_masks(command, tmp_path):
+    message = mistake(command, "--algo", "maskable_ppo", "--env", "CartPole-v1", "-f", tmp_path)
+    assert message.startswith(
+        "error: --algo maskable_ppo needs action masks, but --env CartPole-v1 has no method `action_masks`."
+    )
+    assert "sb3_flow.envs.ActionMasksFromInfo" in message and not list((tmp_path / "maskable_ppo").glob("*"))
+
+
 def test_dataset_not_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     command = ["--algo", "rql", "--env", MAZE, "-f", tmp_path, "-params", "policy_kwargs:dict(net_arch=[8])"]

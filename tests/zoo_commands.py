@@ -4,6 +4,7 @@ import runpy
 import subprocess
 import sys
 
+import gymnasium as gym
 import pytest
 
 from sb3_flow.zoo import ALGORITHMS
@@ -20,13 +21,20 @@ SMALL = {
     "qam": ["-params", "policy_kwargs:dict(net_arch=[16,16])", "n_critics:2", "learning_starts:100", "-n", "200"],
     "flow_ppo": ["-n", "300"],
     "recurrent_ppo": ["-n", "300"],
+    "maskable_ppo": ["-params", "n_envs:1", "n_steps:300", "-n", "300"],
+    "maskable_recurrent_ppo": ["-params", "n_envs:1", "n_steps:100", "policy_kwargs:dict(lstm_hidden_size=8)", "-n", "300"],
     "grpo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "gspo": ["-params", "n_envs:8", "group_size:4", "n_steps:50", "-n", "300"],
     "async_ppo": ["-n", "300"],
 }
 
 
+TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"  # by the version of Gymnasium
+
+
 def environment(algo):
+    if algo.startswith("maskable"):
+        return TAXI
     return "Pendulum-v1" if algo in ("rql", "fmq", "fql", "rlpd", "dsrl", "qam") else "CartPole-v1"
 
 

@@ -10,9 +10,10 @@ from sb3_flow.envs.jax_vec_env import JaxVecEnv
 from sb3_flow.envs.ray_vec_env import RayVecEnv
 from sb3_flow.envs.robomimic_task import RobomimicTask
 from sb3_flow.envs.torch_env_adapter import TorchEnvAdapter
-from sb3_flow.envs.wrappers import SparseReward, SuccessInfo
+from sb3_flow.envs.wrappers import ActionMasksFromInfo, SparseReward, SuccessInfo
 
 __all__ = [
+    "ActionMasksFromInfo",
     "EnvPoolVecEnv",
     "JaxVecEnv",
     "RayVecEnv",

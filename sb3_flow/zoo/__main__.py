@@ -1,6 +1,6 @@
 """
-rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo, recurrent_ppo, grpo, gspo, async_ppo)
-beside its own.
+rl-zoo3's commands with our algorithms (rql, fmq, fql, rlpd, dsrl, qam, flow_ppo, recurrent_ppo, maskable_ppo,
+maskable_recurrent_ppo, grpo, gspo, async_ppo) beside its own.
 
     python -m sb3_flow.zoo train --algo rql --env pointmaze-medium-navigate-singletask-v0 --seed 1
     python -m sb3_flow.zoo enjoy --algo rql --env pointmaze-medium-navigate-singletask-v0 -f logs

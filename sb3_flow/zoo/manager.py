@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import optuna
 import rl_zoo3.exp_manager
 import rl_zoo3.train
+from sb3_contrib.common.maskable.utils import is_masking_supported
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import VecEnv
@@ -20,11 +21,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_flow import AsyncPPO, OfflineDataset
 from sb3_flow.collect.environment_transfer import FACTORY
 from sb3_flow.common.checks import check_known
+from sb3_flow.common.episodes import takes_masks
 from sb3_flow.common.ranks import is_first, n_ranks
 from sb3_flow.envs import TorchVecEnv
 from sb3_flow.offline_to_online import OfflineToOnlineAlgorithm
 from sb3_flow.on_policy.policy_gradient import PolicyGradient
-from sb3_flow.zoo import registry
+from sb3_flow.zoo import evaluation, registry
 from sb3_flow.zoo.tensor_envs import make_together, take_vec_env_class
 from sb3_flow.zoo.torchrun import check_trainable
 
@@ -73,6 +75,13 @@ class ExperimentManager(ZooManager):
             options = self.eval_env_kwargs if eval_env else self.env_kwargs
             self.vec_env_class = partial(make_together, self.tensor_envs, self.env_name.gym_id, eval_env, options)  # type: ignore[assignment]
         env = super().create_envs(n_envs, eval_env=eval_env, no_log=no_log)
+        if takes_masks(rl_zoo3.ALGOS[self.algo]) and not is_masking_supported(env):
+            env.close()
+            raise ValueError(
+                f"--algo {self.algo} needs action masks, but --env {self.env_name.gym_id} has no method `action_masks`. Give "
+                "a wrapper that has the method (-params \"env_wrapper:'...'\"): sb3_flow.envs.ActionMasksFromInfo where "
+                "info['action_mask'] has the mask."
+            )
         if not eval_env and issubclass(rl_zoo3.ALGOS[self.algo], AsyncPPO):
             # These environments write monitor files and cannot be moved: the collector makes its own, these are never stepped.
             manager = copy.copy(self)
@@ -234,6 +243,7 @@ def _remove_if_empty(folder: Path | None) -> None:
 
 
 def register() -> None:
-    """Make the algorithms known to rl-zoo3, and have it use this manager."""
+    """Make the algorithms known to rl-zoo3, and have it use this manager and our evaluation."""
     rl_zoo3.ALGOS.update(registry.ALGORITHMS)
+    evaluation.register()
     rl_zoo3.exp_manager.ExperimentManager = rl_zoo3.train.ExperimentManager = ExperimentManager  # type: ignore[misc]

@@ -18,6 +18,8 @@ from sb3_flow import (
     RQL,
     AsyncPPO,
     HerReplayBuffer,
+    MaskablePPO,
+    MaskableRecurrentPPO,
     PrioritizedReplayBuffer,
     RecurrentPPO,
 )
@@ -31,6 +33,8 @@ ALGORITHMS: dict[str, type[BaseAlgorithm]] = {
     "qam": QAM,
     "flow_ppo": PPO,
     "recurrent_ppo": RecurrentPPO,
+    "maskable_ppo": MaskablePPO,
+    "maskable_recurrent_ppo": MaskableRecurrentPPO,
     "grpo": GRPO,
     "gspo": GSPO,
     "async_ppo": AsyncPPO,

@@ -199,6 +199,8 @@ def register() -> None:
         "qam": (sample_qam_params, convert_qam_params),
         "flow_ppo": (sample_flow_ppo_params, convert_on_policy_params),
         "recurrent_ppo": (sample_recurrent_ppo_params, convert_recurrent_params),
+        "maskable_ppo": (sample_flow_ppo_params, convert_on_policy_params),
+        "maskable_recurrent_ppo": (sample_recurrent_ppo_params, convert_recurrent_params),
         "grpo": (sample_grpo_params, convert_group_params),
         "gspo": (sample_gspo_params, convert_group_params),
         "async_ppo": (sample_async_ppo_params, convert_on_policy_params),

@@ -1,6 +1,7 @@
-"""Loading models to look at them: rl-zoo3's commands know by name which algorithms have replay buffers."""
+"""Loading models to look at them: rl-zoo3's commands know by name which algorithms have replay buffers, and know no masks."""
 
 import argparse
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,21 +11,55 @@ from typing import Any
 import rl_zoo3
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.utils import get_latest_run_id
+from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_flow.common.episodes import takes_masks
 from sb3_flow.zoo.registry import ALGORITHMS, check_device
 
 
 @contextmanager
 def for_viewing() -> Iterator[None]:
-    """Load our algorithms meanwhile without room for a million steps, and for any number of environments."""
-    shown = {name: SimpleNamespace(load=loader(algorithm)) for name, algorithm in ALGORITHMS.items()}
-    rl_zoo3.ALGOS.update(shown)  # type: ignore[arg-type]
+    """
+    Load our algorithms meanwhile without room for a million steps, for any number of environments, and with the masks of the
+    environments.
+    """
+    modules: list[Any] = [importlib.import_module(f"rl_zoo3.{name}") for name in ("utils", "enjoy")]
+    create, environments = modules[0].create_test_env, list[VecEnv]()
+
+    def create_test_env(*args: Any, **kwargs: Any) -> VecEnv:
+        env: VecEnv = create(*args, **kwargs)
+        environments.append(env)
+        return env
+
+    def shown(algorithm: type[BaseAlgorithm]) -> Any:
+        load = loader(algorithm)
+        return SimpleNamespace(load=lambda *args, **kwargs: masked(load(*args, **kwargs), environments))
+
+    rl_zoo3.ALGOS.update({name: shown(algorithm) for name, algorithm in ALGORITHMS.items()})
+    for module in modules:
+        module.create_test_env = create_test_env
     try:
         yield
     finally:
         rl_zoo3.ALGOS.update(ALGORITHMS)
+        for module in modules:
+            module.create_test_env = create
+
+
+def masked(model: Any, environments: list[VecEnv]) -> Any:
+    """
+    Have ``predict`` ask the environment for masks, if the model takes masks; rl-zoo3's loops give none.
+
+    :param model: an algorithm, whose ``predict`` is exchanged
+    :param environments: those that were made; the last is looked at
+    """
+    if takes_masks(model):
+        predict = model.predict
+        model.predict = lambda *args, **kwargs: predict(*args, action_masks=get_action_masks(environments[-1]), **kwargs)
+    return model
 
 
 def loader(algorithm: type[BaseAlgorithm]) -> Any:
