@@ -77,9 +77,7 @@ def run(path, inputs):
     """:return: outputs of a program, in a list"""
     if path.suffix == ".onnx":
         return ort.InferenceSession(path).run(None, inputs)
-    extra = {"sb3_flow": ""}
-    program = th.export.load(path, extra_files=extra)
-    assert json.loads(extra["sb3_flow"])["actions_of_a_decision"] >= 1
+    program = th.export.load(path)
     tensors = [th.as_tensor(value) for value in inputs.values()]
     names = list(inputs)
     if "observation" not in names:
@@ -88,6 +86,14 @@ def run(path, inputs):
     with th.no_grad():
         result = program.module()(*tensors)
     return [part.numpy() for part in (result if isinstance(result, tuple) else (result,))]
+
+
+def metadata(path):
+    if path.suffix == ".onnx":
+        return json.loads(ort.InferenceSession(path).get_modelmeta().custom_metadata_map["sb3_flow"])
+    extra = {"sb3_flow": ""}
+    th.export.load(path, extra_files=extra)
+    return json.loads(extra["sb3_flow"])
 
 
 def decided(policy, observation, noise=None):
@@ -114,6 +120,7 @@ def test_chunks(variant, suffix, data, tmp_path):
     model, rng = flow(variant, data), np.random.default_rng(0)
     path = tmp_path / f"policy.{suffix}"
     export(model, path)
+    assert metadata(path)["actions_of_a_decision"] == (2 if variant == "FQL" else 3) and not metadata(path)["normalized"]
     for n in (1, 2, 64):
         inputs = {"observation": rng.normal(size=(n, 2)).astype(np.float32)}
         if model.acting_mode != "zero":
@@ -144,6 +151,7 @@ def test_actions(case, suffix, tmp_path):
     model = algorithm(policy, env, n_steps=8, batch_size=8, device="cpu", seed=0, **own)
     path = tmp_path / f"policy.{suffix}"
     export(model, path)
+    assert metadata(path)["actions_of_a_decision"] is None
     model.observation_space.seed(0)
     for n in (1, 7):
         if isinstance(model.observation_space, spaces.Dict):
@@ -163,6 +171,7 @@ def test_normalisation_is_inside(data, tmp_path):
     env = VecNormalize(DummyVecEnv([PointEnv]), clip_obs=2.0)
     model = PPO("MlpPolicy", env, n_steps=64, device="cpu", seed=0).learn(64)
     export(model, tmp_path / "policy.onnx")
+    assert metadata(tmp_path / "policy.onnx")["normalized"]
     observation = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32) * 3
     (actions,) = run(tmp_path / "policy.onnx", {"observation": observation})
     np.testing.assert_allclose(actions, model.predict(env.normalize_obs(observation), deterministic=True)[0], atol=1e-5)
@@ -195,7 +204,7 @@ def test_masks(suffix, tmp_path):
 @pytest.mark.parametrize("masked", [None, spaces.Discrete(5), spaces.MultiBinary(3)], ids=["plain", "masks", "binary masks"])
 def test_recurrent_states(masked, policy, suffix, tmp_path):
     algorithm, env = (RecurrentPPO, PointEnv()) if masked is None else (MaskableRecurrentPPO, walks(1, masked))
-    small = {"lstm_hidden_size": 16, "n_lstm_layers": 2}
+    small = {"lstm_hidden_size": 16, "n_lstm_layers": 3}
     model = algorithm(policy, env, n_steps=8, batch_size=8, device="cpu", seed=0, policy_kwargs=small)
     with th.no_grad():
         model.policy.action_net.weight.mul_(100)  # at first, all actions are nearly equally probable
@@ -203,7 +212,8 @@ def test_recurrent_states(masked, policy, suffix, tmp_path):
     export(model, path)
     rng, state, start = np.random.default_rng(0), None, np.ones(3, bool)
     names = ("hidden_state", "cell_state") if policy == "MlpLstmPolicy" else ("hidden_state",)
-    states = [np.zeros((2, 3, 16), np.float32) for _ in names]
+    states = [np.zeros((3, 3, 16), np.float32) for _ in names]
+    assert [metadata(path)["inputs"][name] for name in (*names, "episode_start")] == [*([[3, 16]] * len(names)), []]
     for _ in range(4):
         observation = rng.normal(size=(3, *model.observation_space.shape)).astype(np.float32)
         inputs = dict(zip(names, states, strict=True)) | {"episode_start": start.astype(np.float32)}
@@ -221,9 +231,8 @@ def test_recurrent_states(masked, policy, suffix, tmp_path):
 def test_one_observation(data, tmp_path):
     model = flow("RQL, zero", data)
     export(model, tmp_path / "policy.onnx", dynamic_batch=False)
-    session = ort.InferenceSession(tmp_path / "policy.onnx")
-    assert session.get_inputs()[0].shape == [1, 2]
-    found = json.loads(session.get_modelmeta().custom_metadata_map["sb3_flow"])
+    assert ort.InferenceSession(tmp_path / "policy.onnx").get_inputs()[0].shape == [1, 2]
+    found = metadata(tmp_path / "policy.onnx")
     assert found["model"] == "RQL" and found["acting_mode"] == "zero" and found["actions_of_a_decision"] == 3
 
 

@@ -23,9 +23,11 @@ class Normalized(nn.Module):
     Observations as ``VecNormalize.normalize_obs`` gives them.
 
     :param env: has the statistics; None leaves observations as they are
+    :param space: of the observations
+    :raises ValueError: if the statistics are of other observations
     """
 
-    def __init__(self, env: VecNormalize | None) -> None:
+    def __init__(self, env: VecNormalize | None, space: spaces.Space[Any]) -> None:
         super().__init__()
         self.keys: tuple[str, ...] = ()
         if env is None or not env.norm_obs:
@@ -34,6 +36,15 @@ class Normalized(nn.Module):
         statistics = env.obs_rms
         of_keys = {"": statistics} if isinstance(statistics, RunningMeanStd) else statistics
         self.keys = tuple(of_keys)
+        shapes = {key: part.shape for key, part in space.items()} if isinstance(space, spaces.Dict) else {"": space.shape}
+        found = {key: one.mean.shape for key, one in of_keys.items()}
+        if not found.items() <= shapes.items():
+            names = {key or "observation": shape for key, shape in found.items()}
+            raise ValueError(
+                f"`vec_normalize` has statistics of other observations than the policy's: {names}, but the policy sees "
+                f"{space}. If a wrapper around the model's VecNormalize changes the observations (as VecFrameStack does), "
+                "export `model.policy`, and normalise before you call the program."
+            )
         for key, one in of_keys.items():
             self.register_buffer(f"mean_{key}", th.as_tensor(one.mean))
             self.register_buffer(f"deviation_{key}", th.as_tensor(np.sqrt(one.var + env.epsilon)))
@@ -64,7 +75,7 @@ class Program(nn.Module):
 
     def __init__(self, policy: Any, env: VecNormalize | None) -> None:
         super().__init__()
-        self.policy, self.normalized = policy, Normalized(env)
+        self.policy, self.normalized = policy, Normalized(env, policy.observation_space)
         space = policy.action_space
         if isinstance(space, spaces.Box):
             self.register_buffer("low", th.as_tensor(space.low))
@@ -126,7 +137,7 @@ class Chunks(Program):
         return self.policy.n_candidates if self.policy.acting_mode == "best_of_n" else 1
 
     def inputs(self, n: int) -> Named:
-        return {"noise": th.randn(n, self.n_noises, self.policy.noise_dim)} if self.n_noises else {}
+        return {"noise": th.zeros(n, self.n_noises, self.policy.noise_dim)} if self.n_noises else {}
 
     def decide(self, observation: PyTorchObs, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
         with _given_noise(self.policy.acting_actor, *inputs):
