@@ -15,7 +15,7 @@ import torch as th
 from async_environments import clock_processes, clocks
 from on_policy import ACTION_SPACES, assert_same_weights, walks
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
 from sb3_flow import DSRL, FMQ, FQL, GRPO, PPO, QAM, RLPD, RQL, AsyncPPO, MaskablePPO, MaskableRecurrentPPO, RecurrentPPO
@@ -41,6 +41,8 @@ MODELS: dict[str, Callable[[], BaseAlgorithm]] = {
     "RecurrentPPO": lambda: RecurrentPPO("MlpLstmPolicy", walks(2, BOX), **SMALL),
     "MaskableRecurrentPPO": lambda: MaskableRecurrentPPO("MlpGruPolicy", walks(2, ACTION_SPACES["discrete"]), **SMALL),
     "RQL": lambda: RQL("MlpPolicy", PointEnv(), **OFFLINE),
+    "PPO, normalised": lambda: PPO("MlpPolicy", VecNormalize(walks(2, BOX)), **SMALL),
+    "RLPD, normalised": lambda: RLPD("MlpPolicy", VecNormalize(DummyVecEnv([PointEnv])), **OFFLINE),
     "FMQ": lambda: FMQ("MlpPolicy", PointEnv(), **OFFLINE),
     "FQL": lambda: FQL("MlpPolicy", PointEnv(), **OFFLINE),
     "RLPD": lambda: RLPD("MlpPolicy", PointEnv(), **OFFLINE),
@@ -74,6 +76,20 @@ def test_a_copy_learns_by_itself_what_the_original_does(name, way):
     assert_same_weights(learn(model), weights)
     observation = model.env.reset()
     np.testing.assert_array_equal(*(one.predict(observation, deterministic=True)[0] for one in (model, copied)))
+
+
+def test_a_copy_made_in_the_offline_phase_is_in_none():
+    dataset, copies = collect(PointEnv()), []
+    model = RLPD("MlpPolicy", PointEnv(), offline_dataset=dataset, offline_fraction=0.5, **OFFLINE).learn(3)
+    callback = lambda local, _: copies.append(copy.deepcopy(local["self"])) or True  # noqa: E731
+    model.learn_offline(dataset, 2, callback)
+    copied = copies[0]
+    assert copied.phase.name == "online" and copied.num_timesteps == 3 and not copied.replay_buffer.offline_only
+    copied.learn(20, reset_num_timesteps=False)
+    assert copied.num_timesteps == 23 and len(copied.replay_buffer._sources()) == 2
+    alone = RLPD("MlpPolicy", None, offline_dataset=dataset, **OFFLINE).learn_offline(dataset, 1, callback)
+    assert alone.env is None and copies[-1].env is None
+    copies[-1].learn_offline(dataset, 1)
 
 
 @pytest.mark.parametrize("algorithm", [RQL, FMQ, FQL, RLPD, DSRL])

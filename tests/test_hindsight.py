@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch as th
 from goal_tasks import Reach, success_rate, wandering
 from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer as SB3HerReplayBuffer
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 from stable_baselines3.her import GoalSelectionStrategy
 
@@ -702,3 +704,106 @@ def test_pickles_have_neither_environment_nor_functions():
 @pytest.mark.parametrize("phase", ["online", "offline"])
 def test_hindsight_finds_goals_that_are_not_found_without(phase):
     assert success_rate(phase, n_sampled_goal=4, seed=0) > 0.5 > 0.2 > success_rate(phase, n_sampled_goal=0, seed=0)
+
+
+# ----------------------------------------------------------------------------------------------- functions of the user's own
+
+
+def small_model(env=None, **her):
+    env = DummyVecEnv([lambda: Reach(length=10)]) if env is None else env
+    given = {"horizon_length": 2, "n_critics": 2, "learning_starts": 20, "batch_size": 8, "seed": 0, "device": "cpu"}
+    policy = {"policy_kwargs": {"net_arch": [8]}, "replay_buffer_class": HerReplayBuffer, "replay_buffer_kwargs": her}
+    return RLPD("MultiInputPolicy", env, **given, **policy)
+
+
+def seven(achieved, desired, infos):
+    return np.full(len(achieved), 7.0)
+
+
+def test_functions_that_a_buffer_was_given_later_are_copied():
+    model = small_model()
+    model.replay_buffer.compute_reward = seven
+    model.learn(30)
+    copied = copy.deepcopy(model)
+    assert copied.replay_buffer.compute_reward is seven
+    assert copied.replay_buffer.sample(64).rewards.max() >= 7.0
+
+
+def test_a_function_may_write_into_what_it_is_given():
+    def ends(achieved, desired, infos):
+        return np.linalg.norm(achieved - desired, axis=-1) <= 0.1
+
+    def distance(achieved, desired, infos):
+        return -np.linalg.norm(achieved - desired, axis=-1)
+
+    def in_place(achieved, desired, infos):
+        achieved -= desired
+        return -np.linalg.norm(achieved, axis=-1)
+
+    sampled = []
+    for function in (distance, in_place):
+        model = small_model(compute_reward=function, compute_terminated=ends).learn(30)
+        model.replay_buffer.generator = th.Generator().manual_seed(0)
+        sampled.append(model.replay_buffer.sample(64))
+    for name in ("rewards", "discounts", "valid"):
+        assert th.equal(*(getattr(samples, name) for samples in sampled))
+
+
+def test_rewards_are_those_of_the_goal_that_is_stored():
+    """As in SB3 a goal takes the type of `desired_goal`."""
+    space = spaces.Dict({**SPACE.spaces, "desired_goal": spaces.Box(-9, 9, (2,), np.int32)})
+    seen = []
+
+    def noting(achieved, desired, infos):
+        seen.append(desired)
+        return np.zeros(len(achieved))
+
+    buffer = HerReplayBuffer(50, space, ACTIONS, None, "cpu", 1, n_sampled_goal=1000, compute_reward=noting)
+    rng = np.random.default_rng(0)
+    for step in range(20):
+        observation = {"observation": np.zeros((1, 1)), "desired_goal": np.array([[8, 8]])}
+        observations = [observation | {"achieved_goal": rng.uniform(-5, 5, (1, 2))} for _ in range(2)]
+        buffer.add(*observations, np.zeros((1, 1)), np.zeros(1), np.array([step % 5 == 4]), [{}])
+    stored = buffer.sample(30).observations["desired_goal"]
+    (desired,) = seen
+    assert desired.dtype == np.int32 and len(np.unique(desired)) > 3
+    np.testing.assert_array_equal(np.unique(desired, axis=0), np.unique(stored[(stored != 8).any(dim=1)].numpy(), axis=0))
+
+
+class Locked(Reach):
+    """Cannot be pickled."""
+
+    def __init__(self):
+        super().__init__(length=10)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("her", "message"),
+    [
+        ({"compute_reward": lambda *_: Locked()}, None),
+        ({"compute_reward": Locked().compute_reward}, "`compute_reward` in `replay_buffer_kwargs` cannot be saved .*lock"),
+    ],
+)
+def test_a_function_that_no_file_can_hold_is_refused_before_training(her, message):
+    if message is None:
+        small_model(**her)
+        return
+    with pytest.raises(ValueError, match=message):
+        small_model(**her)
+
+
+def test_complex_rewards_and_missing_methods_are_refused():
+    with pytest.raises(ValueError, match="`compute_reward` must return real numbers, but returned complex numbers"):
+        small_model(compute_reward=lambda achieved, desired, infos: np.full(len(achieved), 1j)).learn(30)
+    with pytest.raises(ValueError, match="needs `compute_terminated`, but the environment has no such method"):
+        small_model(DummyVecEnv([lambda: BitFlippingEnv(4, continuous=True)]), compute_terminated=True).learn(30)
+
+
+def test_errors_of_the_methods_themselves_stay():
+    class Wrong(Reach):
+        def compute_reward(self, achieved, desired, infos):
+            return self.missing
+
+    with pytest.raises(AttributeError, match="missing"):
+        small_model(DummyVecEnv([lambda: Wrong(length=10)])).learn(30)

@@ -8,6 +8,7 @@ import textwrap
 import time
 from copy import deepcopy
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
@@ -26,7 +27,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from tasks import PointEnv, collect
 
-from sb3_flow import FMQ, RQL, OfflineDataset
+from sb3_flow import FMQ, RQL, OfflineDataset, PrioritizedReplayBuffer
 from sb3_flow.common.checkpoints import latest_checkpoint
 from sb3_flow.data import TrajectoryReplayBuffer
 
@@ -201,6 +202,65 @@ def test_failed_set_parameters_leaves_the_model_as_it_was(dataset):
     with pytest.raises((KeyError, ValueError)):
         model.set_parameters(parameters)
     assert_same_state(before, state_of(model))
+
+
+@pytest.mark.parametrize("buffer", [None, PrioritizedReplayBuffer])
+def test_a_buffer_saved_in_the_offline_phase_is_sampled_online(buffer, dataset, tmp_path):
+    given = {**SMALL, "offline_dataset": dataset, "offline_fraction": 0.5, "replay_buffer_class": buffer}
+    model = RQL("MlpPolicy", PointEnv(), **given)
+    model.learn_offline(dataset, 4, CheckpointCallback(4, str(tmp_path), save_replay_buffer=True))
+    loaded = RQL.load(tmp_path / "rl_model_4_steps", env=PointEnv(), offline_dataset=dataset)
+    loaded.load_replay_buffer(tmp_path / "rl_model_replay_buffer_4_steps.pkl")
+    for each in (model, loaded):
+        each.learn(30)
+        assert not each.replay_buffer.offline_only and len(each.replay_buffer._sources()) == 2
+    assert_same_state(state_of(model), state_of(loaded))
+
+
+def test_damaged_buffers_are_named(tmp_path):
+    model = RQL("MlpPolicy", PointEnv(), **SMALL)
+    buffer = model.replay_buffer
+    model.save_replay_buffer(tmp_path / "whole")
+    content = (tmp_path / "whole.pkl").read_bytes()
+    for name, damaged in {"short.pkl": content[: len(content) // 2], "empty.pkl": b"", "junk.pkl": b"junk"}.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{name} is not a complete pickle file"):
+            model.load_replay_buffer(tmp_path / name)
+        assert model.replay_buffer is buffer
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"replay_buffer_class": "HerReplayBuffer"}, TypeError, "`replay_buffer_class` must be a class .*'HerReplayBuffer'"),
+        ({"replay_buffer_kwargs": {"n_envs": 2}}, ValueError, "`n_envs` is not for `replay_buffer_kwargs`"),
+        (
+            {"replay_buffer_class": PrioritizedReplayBuffer, "replay_buffer_kwargs": {"alhpa": 0.5}},
+            TypeError,
+            "PrioritizedReplayBuffer has no argument `alhpa`: did you mean `alpha`",
+        ),
+    ],
+)
+def test_arguments_of_buffers(given, error, message):
+    with pytest.raises(error, match=message):
+        RQL("MlpPolicy", PointEnv(), **SMALL, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"horizon_length": 1.5}, "`horizon_length` must be a whole number, but 1.5 was given"),
+        ({"n_envs": 0}, "`n_envs` must be at least 1"),
+        ({"gamma": 5.0}, "`gamma` must be in"),
+        ({"buffer_size": -5}, "`buffer_size` must be at least 0"),
+    ],
+)
+def test_arguments_of_a_buffer_alone(given, message):
+    space = gym.spaces.Box(-1, 1, (1,))
+    with pytest.raises(ValueError, match=message):
+        TrajectoryReplayBuffer(
+            **{"buffer_size": 10, "observation_space": space, "action_space": space, "device": "cpu"} | given
+        )
 
 
 def test_failed_buffer_load_keeps_the_old_buffer(tmp_path):

@@ -8,7 +8,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sb3_flow.data import PrioritizedReplayBuffer
+from sb3_flow.data import OfflineDataset, PrioritizedReplayBuffer
 from tests.test_trajectory_replay import ACT, OBS, buffer_of, dataset_of, step_env
 
 ALPHA, EPS = 0.6, 1e-6
@@ -279,3 +279,35 @@ def test_errors_that_are_not_finite_spoil_nothing():
 def test_bad_arguments(kwargs, message):
     with pytest.raises((ValueError, TypeError), match=message):
         prioritized(**kwargs)
+
+
+def test_priorities_are_of_a_dataset_with_the_same_rewards():
+    """Also where few rows differ, as between two tasks of the same log."""
+    n = 40_000
+    observations, ends = np.arange(n, dtype=np.float32)[:, None], np.zeros(n, bool)
+    ends[99::100] = True
+
+    def labelled(places):
+        rewards = np.zeros(n, np.float32)
+        rewards[places] = 1.0
+        return OfflineDataset.from_arrays(
+            observations, np.zeros((n, 1)), rewards, np.zeros(n, bool), ends, observations + 1, action_space=ACT
+        )
+
+    one, other = labelled(slice(99, None, 200)), labelled(slice(199, None, 200))
+    buffer = PrioritizedReplayBuffer(1, one.observation_space, ACT, "cpu", window_rule="q_chunking")
+    buffer.set_offline(one)
+    tell(buffer, buffer.sample(64), th.arange(64.0))
+    same, exchanged = (pickle.loads(pickle.dumps(buffer)) for _ in range(2))
+    same.set_offline(labelled(slice(99, None, 200)))
+    exchanged.set_offline(other)
+    assert len(set(same.priorities_of_dataset()[0].tolist())) > 30
+    assert len(set(exchanged.priorities_of_dataset()[0].tolist())) == 1
+
+
+def test_shapes_of_errors_are_checked():
+    buffer = prioritized(dataset_of([10] * 4))
+    samples = buffer.sample(8)
+    for errors, valid in ((th.ones(1), th.ones(8)), (th.ones(8), samples.valid)):
+        with pytest.raises(ValueError, match=r"must have the same shape \(B,\), but \[\(8,\)"):
+            buffer.update_priorities(samples.numbers, errors, valid)

@@ -132,14 +132,21 @@ def test_files_of_the_other_class_are_refused(data, tmp_path):
     prioritized.learn_offline(data, 1, log_interval=None)
 
 
-def test_a_model_whose_buffer_was_deleted_takes_that_of_the_file(data, tmp_path):
-    model = build("RQL", data, **PRIORITIZED).learn_offline(data, 5, log_interval=None)
+def test_a_model_whose_buffer_was_deleted_loads_one(data, tmp_path):
+    """With what the model decides, as if its buffer were there; SB3's tests delete it."""
+    model = build("RLPD", data, **PRIORITIZED).learn_offline(data, 5, log_interval=None)
     model.save_replay_buffer(tmp_path / "buffer")
-    alpha = model.replay_buffer.alpha
-    del model.replay_buffer
-    model.load_replay_buffer(tmp_path / "buffer")
-    assert isinstance(model.replay_buffer, PrioritizedReplayBuffer) and model.replay_buffer.alpha == alpha
-    model.learn_offline(data, 5, log_interval=None)
+    other = build("RLPD", data, **{**PRIORITIZED, "replay_buffer_kwargs": {"alpha": 0.9}}, offline_fraction=0.25)
+    for delete in (lambda: delattr(other, "replay_buffer"), lambda: setattr(other, "replay_buffer", None)):
+        delete()
+        other.load_replay_buffer(tmp_path / "buffer")
+        assert isinstance(other.replay_buffer, PrioritizedReplayBuffer)
+        assert (other.replay_buffer.alpha, other.replay_buffer.offline_fraction) == (0.9, 0.25)
+        other.learn_offline(data, 2, log_interval=None)
+    build("RQL", data, **PRIORITIZED).save_replay_buffer(tmp_path / "rql")
+    del other.replay_buffer
+    with pytest.raises(ValueError, match="has `window_rule=rql`, but the model has `window_rule=q_chunking`"):
+        other.load_replay_buffer(tmp_path / "rql")
 
 
 @pytest.mark.parametrize("variant", TELLING)

@@ -241,6 +241,7 @@ def test_what_can_be_sampled_follows_every_change(fraction):
         changes[rng.choice(list(changes), p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])]()
         fresh = pickle.loads(pickle.dumps(buffer))
         fresh.set_offline(buffer.offline_dataset)
+        fresh.offline_only = buffer.offline_only  # of the model's phase, no part of a pickle
         assert fresh.can_sample() == buffer.can_sample()
         if buffer.can_sample():
             buffer.generator, fresh.generator = (th.Generator().manual_seed(clock) for _ in range(2))

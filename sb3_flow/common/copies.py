@@ -1,19 +1,36 @@
-"""Deep copies of algorithms, with their environments."""
+"""Copies and pickles of algorithms, with their environments."""
 
 import copy
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import SubprocVecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_flow.common.wrapper_chain import chain
+
+_WRAPPED = "_wrapped_by_normalisers"
 
 
 class DeepCopies(BaseAlgorithm):
     """
     An algorithm that ``copy.deepcopy`` copies whole, with its environments: the copy goes on by itself as the original would
-    have done. Without this class, SB3's algorithms can be copied until their first update only.
+    have done. Without this class, SB3's algorithms can be copied until their first update only, and what a VecNormalize wraps
+    is lost in copies and pickles.
     """
+
+    def __getstate__(self) -> dict[str, Any]:
+        links = [] if self.env is None else chain(self.env)
+        # a VecNormalize leaves out what it wraps
+        wrapped = [(link, link.venv, link.returns) for link in links if isinstance(link, VecNormalize)]
+        return vars(self) | ({_WRAPPED: wrapped} if wrapped else {})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        wrapped = state.pop(_WRAPPED, [])
+        vars(self).update(state)
+        for link, venv, returns in reversed(wrapped):
+            if link.venv is None:
+                link.set_venv(venv)
+                link.returns = returns
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         env: Any = None if self.env is None else chain(self.env)[-1]
@@ -29,5 +46,5 @@ class DeepCopies(BaseAlgorithm):
             if distribution is not None:
                 memo[id(distribution)] = copy.copy(distribution)
         copied = memo[id(self)] = type(self).__new__(type(self))
-        vars(copied).update(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[call-overload]
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied

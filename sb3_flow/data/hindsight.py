@@ -170,10 +170,11 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
         # the windows are not in random order: a share of them may come from the dataset
         chosen = th.randperm(n_windows, generator=self.generator, device=self.storage_device)[:n_virtual]
         windows, steps = Windows(*(column[chosen] for column in parts.windows)), parts.steps[chosen]
-        goals = self._goals(windows)
+        assert isinstance(parts.observations, dict)
+        goals = self._goals(windows).to(parts.observations["desired_goal"].dtype)
         for observations in (parts.observations, parts.next_observations):
             assert isinstance(observations, dict)
-            observations["desired_goal"][chosen] = goals.to(observations["desired_goal"].dtype)
+            observations["desired_goal"][chosen] = goals
         achieved = self._stored.after("achieved_goal", windows, steps, self.trajectories.clock).flatten(0, 1)
         of_steps = achieved.cpu().numpy(), goals.repeat_interleave(h, dim=0).cpu().numpy(), self._infos(windows, steps)
         rewards = self._ask("compute_reward", self.compute_reward, *of_steps).view(n_virtual, h)
@@ -217,6 +218,8 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
 
     def _ask(self, name: str, function: GoalFunction | None, *of_steps: Any) -> th.Tensor:
         """Compute a number for each of n steps, by a function or by the environment's method of that name."""
+        achieved, desired, infos = of_steps
+        of_steps = achieved.copy(), desired.copy(), infos  # a function may write into them
         if function is not None:
             values = function(*of_steps)
         elif self.env is not None:
@@ -225,13 +228,15 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
                 values = self.env.get_attr(name, [0])[0](*of_steps)
                 values = to_numpy(values) if isinstance(values, th.Tensor) else values
             else:
-                (values,) = self.env.env_method(name, *of_steps, indices=[0])
+                (values,) = _ask_environment(self.env, name, *of_steps)
         else:
             raise ValueError(
                 f"HerReplayBuffer needs `{name}`, but the model has no environment that has it: give the model an environment "
                 f"(`env`, `set_env`), or the function itself: `replay_buffer_kwargs=dict({name}=...)`. SB3's own algorithms "
                 "cannot use this buffer; RLPD of sb3_flow is SAC with an ensemble."
             )
+        if np.iscomplexobj(values):
+            raise ValueError(f"`{name}` must return real numbers, but returned complex numbers.")
         values, n = np.asarray(values, dtype=np.float32), len(of_steps[0])
         if values.shape not in ((n,), (n, 1)):
             raise ValueError(
@@ -240,6 +245,18 @@ class HerReplayBuffer(TrajectoryReplayBuffer):
                 "computed over the last axis alone, `np.linalg.norm(achieved - desired, axis=-1)`."
             )
         return th.tensor(values.reshape(n), device=self.storage_device)
+
+
+def _ask_environment(env: VecEnv, name: str, *of_steps: Any) -> list[Any]:
+    try:
+        return list(env.env_method(name, *of_steps, indices=[0]))
+    except AttributeError as error:
+        if env.has_attr(name):  # the method's own error
+            raise
+        raise ValueError(
+            f"HerReplayBuffer needs `{name}`, but the environment has no such method: give the function itself, "
+            f"`replay_buffer_kwargs=dict({name}=...)`."
+        ) from error
 
 
 def _check_goals(space: spaces.Space[Any]) -> None:

@@ -90,7 +90,7 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
         self._undecided = saved.get("undecided", np.zeros(self.n_envs, dtype=np.int64))
         self._seen: int = saved.get("seen", 0)
         self._waiting: tuple[Any, np.ndarray] | None = saved.get("offline")  # a dataset's name, and its priorities
-        self._name_of_dataset: tuple[int, int] | None = None
+        self._name_of_dataset: tuple[int, int, int] | None = None
         self._version_of_trees = next(VERSIONS)
         self.was_told = False
         """Whether an update has told errors of its windows."""
@@ -138,8 +138,10 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
             return
         n_offline = self._table.n_offline
         n_starts = int(self._table.starts_before[n_offline])
-        arrays = self._table.rows[:n_offline], dataset.actions, dataset.rewards, dataset.terminated
-        self._name_of_dataset, self._waiting = (n_starts, checksum(*arrays)), None
+        whole = checksum(dataset.rewards, dataset.terminated, rows=len(dataset))  # which differ in few rows between tasks
+        observations = dataset.observations.values() if isinstance(dataset.observations, dict) else [dataset.observations]
+        name = checksum(self._table.rows[:n_offline], dataset.actions, *observations)
+        self._name_of_dataset, self._waiting = (n_starts, whole, name), None
         self._offline = SumTree(n_starts, self.storage_device)
         known = waiting is not None and waiting[0] == self._name_of_dataset
         self._offline.set_all(th.as_tensor(waiting[1]) if waiting is not None and known else self._greatest)
@@ -301,7 +303,11 @@ class PrioritizedReplayBuffer(TrajectoryReplayBuffer):
             several times the greatest error counts
         :param errors: delta, shape ``(B,)``; errors that are not finite count as zero
         :param valid: 0 for windows that train no value, shape ``(B,)``
+        :raises ValueError: if the shapes are others
         """
+        shapes = [tuple(values.shape) for values in (numbers, errors, valid)]
+        if shapes != [(len(numbers),)] * 3:
+            raise ValueError(f"`numbers`, `errors` and `valid` must have the same shape (B,), but {shapes} were given.")
         numbers, errors, valid = (values.to(self.storage_device) for values in (numbers, errors, valid))
         finite = errors.double().abs().nan_to_num(nan=0.0, posinf=0.0)
         priorities = (finite + self.eps).pow(self.alpha)

@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_flow.common.checks import check_choice
+from sb3_flow.common.checks import check_choice, check_fraction, check_whole
 from sb3_flow.common.observations import map_arrays
 from sb3_flow.common.saved_by import SAVED_VERSION, warn_of_newer
 from sb3_flow.data.columns import expect_random_reads
@@ -90,8 +90,9 @@ class TrajectoryReplayBuffer(StepStorage):
         super(ReplayBuffer, self).__init__(buffer_size, observation_space, action_space, device, n_envs)
         if not isinstance(action_space, spaces.Box):
             raise ValueError(f"`action_space` must be a Box, but {action_space} was given.")
-        if horizon_length < 1:
-            raise ValueError(f"`horizon_length` must be at least 1, but {horizon_length} was given.")
+        check_whole(1, horizon_length=horizon_length, n_envs=n_envs)
+        check_whole(0, buffer_size=buffer_size)
+        check_fraction(gamma=gamma)
         if offline_fraction is not None and not 0.0 <= offline_fraction <= 1.0:
             raise ValueError(f"`offline_fraction` must be None or in [0, 1], but {offline_fraction} was given.")
         check_choice(get_args(Sampling), sampling=sampling)
@@ -129,8 +130,9 @@ class TrajectoryReplayBuffer(StepStorage):
         self._version = next(VERSIONS)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The dataset is the user's, the tensors are views or copies, the generator belongs to the algorithm
-        drop = ("offline_dataset", "generator", "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from", "_shapes")
+        # The dataset is the user's, phase and generator are the algorithm's, the tensors are views or copies
+        of_others = ("offline_dataset", "offline_only", "generator")
+        drop = (*of_others, "_stored", "_normalizer", "_table", "_table_tensors", "_drawn_from", "_shapes")
         return {SAVED_VERSION: __version__} | {key: value for key, value in self.__dict__.items() if key not in drop}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -138,8 +140,17 @@ class TrajectoryReplayBuffer(StepStorage):
         self.__dict__.update(state)
         if self.device.type == "cuda" and not th.cuda.is_available():
             self.device = get_device("auto")
-        self.offline_dataset, self.generator = None, None
+        self.offline_dataset, self.offline_only, self.generator = None, False, None
         self._settle()
+
+    def take_settings(self, other: "TrajectoryReplayBuffer") -> None:
+        """
+        Take what a model decides about its buffer from another buffer of the model.
+
+        :param other: of the same class
+        """
+        for name in self.settings:
+            setattr(self, name, getattr(other, name))
 
     @property
     def n_offline(self) -> int:

@@ -17,7 +17,8 @@ npz        terminated                  trajectory_ends
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,18 +170,29 @@ def robomimic_source(where: str) -> Source:
     return Source([path], lambda _, allocate, *__: read_robomimic(path, allocate))
 
 
+@contextmanager
+def naming_damaged_pickles(path: Any) -> Iterator[None]:
+    """
+    Name the file in the error if a pickle cannot be read.
+
+    :param path: of the file, or an open file
+    :raises ValueError: in place of what came out of the pickle
+    """
+    try:
+        yield
+    except (OSError, ImportError, MemoryError, AssertionError):
+        raise
+    except Exception as error:  # anything may come out of a pickle
+        raise ValueError(f"{path} is not a complete pickle file (truncated or corrupt): {error!r}") from error
+
+
 def sb3_source(where: str) -> Source:
     """Find a pickled replay buffer (``model.save_replay_buffer``). Unpickling runs code: only load files that you trust."""
     path = _existing_file(where, "sb3")
 
     def read(_: list[Path], allocate: Allocate, *given: spaces.Space[Any] | None) -> Parts:
-        try:
-            with finding_moved_modules():
-                buffer = load_from_pkl(path)
-        except (FileNotFoundError, PermissionError, ImportError, MemoryError):
-            raise
-        except Exception as error:  # anything may come out of a pickle
-            raise ValueError(f"{path} is not a complete pickle file (truncated or corrupt): {error!r}") from error
+        with finding_moved_modules(), naming_damaged_pickles(path):
+            buffer = load_from_pkl(path)
         return read_replay_buffer(buffer, allocate)
 
     return Source([path], read)

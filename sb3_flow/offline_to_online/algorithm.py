@@ -43,11 +43,11 @@ from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
 from sb3_flow.offline_to_online.metrics import MetricSums
 from sb3_flow.offline_to_online.moving_average import MovingAverage
 from sb3_flow.offline_to_online.online_phase import OnlinePhase
-from sb3_flow.offline_to_online.options import check_options, check_own
+from sb3_flow.offline_to_online.options import check_buffer_arguments, check_buffer_class, check_options, check_own
+from sb3_flow.offline_to_online.persistence import BUFFER_ARGUMENTS
 from sb3_flow.offline_to_online.recorded_updates import RecordedUpdates
 
 POLICY_ARGUMENTS = ("horizon_length", "acting_mode", "search", "backend")
-BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
 """Arguments that the constructor shares with the constructors of the policy and of the replay buffer."""
 
 
@@ -239,8 +239,9 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
         of_policy, of_buffer = self.policy_kwargs, self.replay_buffer_kwargs
         self.policy_kwargs = {"noise_seed": self.noise_seed or 0, **self._arguments(policy_names), **of_policy}
         if has_own_buffer:
-            derived = {"window_rule": self.window_rule, **self._arguments(BUFFER_ARGUMENTS)}
-            self.replay_buffer_kwargs = {**derived, **of_buffer}
+            assert self.replay_buffer_class is not None
+            check_buffer_arguments(self.replay_buffer_class, of_buffer)
+            self.replay_buffer_kwargs = self._arguments_of_buffer()
         try:
             with naming_policy_arguments(self):
                 super()._setup_model()
@@ -272,6 +273,7 @@ class OfflineToOnlineAlgorithm(RecordedUpdates, OnlinePhase):
     def _check_arguments(self) -> None:
         check_options(self)
         name = type(self).__name__
+        check_buffer_class(self.replay_buffer_class)
         check_whole(1, horizon_length=self.horizon_length, batch_size=self.batch_size)
         check_whole(1, buffer_size=self.buffer_size, n_steps=self.n_steps)
         check_whole(0, offline_steps=self.offline_steps, learning_starts=self.learning_starts)

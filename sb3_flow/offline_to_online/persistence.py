@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -17,7 +17,9 @@ from sb3_flow.common.older_files import finding_moved_modules
 from sb3_flow.common.wrapper_chain import unwrapped
 from sb3_flow.data import HerReplayBuffer, OfflineDataset, PrioritizedReplayBuffer, TrajectoryReplayBuffer
 from sb3_flow.data.residence import Storage
+from sb3_flow.data.sources import naming_damaged_pickles
 from sb3_flow.data.table import Sampling
+from sb3_flow.data.trajectories import WindowRule
 from sb3_flow.offline_to_online.actors import draw_seed
 from sb3_flow.offline_to_online.chunking import ChunkedPolicy
 from sb3_flow.offline_to_online.generative_policy import GenerativePolicy
@@ -27,6 +29,9 @@ from sb3_flow.offline_to_online.older_names import OLD_NAMES, translate
 from sb3_flow.offline_to_online.phase import ONLINE
 from sb3_flow.offline_to_online.random_streams import RandomStreams
 
+BUFFER_ARGUMENTS = ("horizon_length", "gamma", "sampling", "storage", "offline_fraction")
+"""Arguments of an algorithm that its replay buffer takes, too."""
+
 
 class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorithm):
     """
@@ -35,6 +40,7 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
     """
 
     horizon_length: int
+    window_rule: ClassVar[WindowRule]
     offline_dataset: OfflineDataset | str | None
     offline_fraction: float | None
     sampling: Sampling
@@ -61,6 +67,11 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
         self.random_streams = RandomStreams(own_seed, devices, given_seed=self.seed)
         self.noise_seed = own_seed
         self._connect_buffer_and_policy()
+
+    def _arguments_of_buffer(self) -> dict[str, Any]:
+        """Collect the arguments of the model's own replay buffer beside those that SB3 gives."""
+        derived = {name: getattr(self, name) for name in ("window_rule", *BUFFER_ARGUMENTS)}
+        return {**derived, **self.replay_buffer_kwargs}
 
     def _connect_buffer_and_policy(self) -> None:
         """Give generators and seeds to buffer and policy, which may be copies, loaded or exchanged."""
@@ -115,15 +126,21 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
         state.update(given)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        super().__setstate__(state)
+        if self.phase.environment_steps is not None:  # copied during an offline phase, which only the original goes on with
+            self.num_timesteps, self.phase = self.phase.environment_steps, ONLINE
+        if isinstance(self.env, SpacesOnlyVecEnv):
+            self.env = None
         if self.random_streams is not None:
             self._connect_buffer_and_policy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = super().__deepcopy__(memo)
         buffer = getattr(self, "replay_buffer", None)
-        if isinstance(buffer, TrajectoryReplayBuffer) and buffer.offline_dataset is not None:
-            copied.replay_buffer.set_offline(buffer.offline_dataset)  # the copy of a buffer has no dataset
+        if isinstance(buffer, TrajectoryReplayBuffer):  # the copy of a buffer has no functions and no dataset
+            copied.replay_buffer.take_settings(buffer)
+            if buffer.offline_dataset is not None:
+                copied.replay_buffer.set_offline(buffer.offline_dataset)
         if copied.random_streams is not None:
             copied._connect_buffer_and_policy()
         return copied
@@ -168,16 +185,16 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
     def load_replay_buffer(self, path: str | Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
         Load online steps from a pickle file. The offline dataset of the model stays, and so does what the model decides about
-        sampling; a model whose buffer was deleted takes that from the file, too.
+        sampling.
 
         :param path: Path to the pickled replay buffer.
         :param truncate_last_traj: True if the environments start anew, so that trajectories that were running when the
             buffer was saved are not continued; False if the same episodes go on
-        :raises ValueError: if the buffer does not fit the model; the old buffer stays then
+        :raises ValueError: if the buffer does not fit the model, or the file is damaged; the old buffer stays then
         """
         previous = getattr(self, "replay_buffer", None)
         try:
-            with finding_moved_modules():
+            with finding_moved_modules(), naming_damaged_pickles(path):
                 super().load_replay_buffer(path, truncate_last_traj)
             loaded = self.replay_buffer
             assert loaded is not None
@@ -199,16 +216,19 @@ class PersistentAlgorithm(AtomicSaves, DeepCopies, ClearErrors, OffPolicyAlgorit
                     f"`replay_buffer_class={wanted.__name__}`: load the model with the class of the file."
                 )
             compared: list[tuple[str, Any]] = [(name, self) for name in names]
-            if isinstance(loaded, TrajectoryReplayBuffer) and isinstance(previous, TrajectoryReplayBuffer):
-                compared += [(name, previous) for name in loaded.fixed_settings]
+            own_buffer = previous
+            if not isinstance(previous, TrajectoryReplayBuffer) and issubclass(wanted, TrajectoryReplayBuffer):
+                # it was deleted, or exchanged
+                own_buffer = wanted(1, self.observation_space, self.action_space, "cpu", **self._arguments_of_buffer())
+            if isinstance(loaded, TrajectoryReplayBuffer) and isinstance(own_buffer, TrajectoryReplayBuffer):
+                compared += [(name, own_buffer) for name in loaded.fixed_settings]
             for name, model in compared:
                 theirs, ours = getattr(loaded, name), getattr(model, name)
                 if theirs != ours:
                     raise ValueError(f"The replay buffer has `{name}={theirs}`, but the model has `{name}={ours}`.")
             if isinstance(loaded, TrajectoryReplayBuffer):
-                if isinstance(previous, TrajectoryReplayBuffer):
-                    for name in loaded.settings:
-                        setattr(loaded, name, getattr(previous, name))
+                if isinstance(own_buffer, TrajectoryReplayBuffer):
+                    loaded.take_settings(own_buffer)
                 if truncate_last_traj and isinstance(loaded, HerReplayBuffer):
                     loaded.truncate_last_trajectory()  # which warns, as SB3 does
                 elif truncate_last_traj:

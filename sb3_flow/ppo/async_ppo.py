@@ -263,7 +263,7 @@ class AsyncPPO(CollectedPPO):
 
     def __getstate__(self) -> dict[str, Any]:
         # a copied or unpickled model starts a collector of its own
-        return vars(self) | {"_collectors": None}
+        return super().__getstate__() | {"_collectors": None}
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_collectors", "rollout_versions"]
