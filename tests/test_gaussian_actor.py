@@ -171,6 +171,10 @@ def test_the_forms_of_ent_coef(ent_coef, alpha, is_learned):
     if not is_learned:  # older files have the constant
         twin.load_state_dict({"ent_coef": th.tensor(alpha)})
         assert twin().item() == 5.0
+    # as torch does, and SB3's `set_parameters(..., exact_match=False)`
+    other = learned(0.7 if is_learned else "auto_0.7")
+    other.load_state_dict(coefficient.state_dict(), strict=False)
+    assert other().item() == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(("given", "entropy"), [("auto", -A), ("auto_0.5", -A / 2), (-3, -3), ("-1.5", -1.5), (0.0, 0.0)])

@@ -134,14 +134,22 @@ class EntropyCoefficient(nn.Module):
         else:
             self.register_buffer("ent_coef", th.tensor(alpha), persistent=False)  # an argument, which `load` may change
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *lists: list[str],
+    ) -> None:
         state_dict.pop(f"{prefix}ent_coef", None)  # older files have it
         was_learned = f"{prefix}log_ent_coef" in state_dict
         if was_learned != self.is_learned:
             kind, form = ("learned", '"auto"') if was_learned else ("constant", "a number")
-            # no ValueError, for which SB3's `load` has a use of its own
-            raise RuntimeError(f"`ent_coef` was {kind} when the model was saved: give {form}, or leave it as it was.")
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+            # part of the error of `load_state_dict`, which raises it only if it is strict
+            missing_keys.append(f"`ent_coef` was {kind} when the model was saved: give {form}, or leave it as it was.")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, *lists)
 
     def forward(self) -> th.Tensor:
         """Give alpha, a scalar without a gradient."""
