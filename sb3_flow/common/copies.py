@@ -20,7 +20,9 @@ class DeepCopies(BaseAlgorithm):
 
     def __getstate__(self) -> dict[str, Any]:
         links = [] if self.env is None else chain(self.env)
-        # a VecNormalize leaves out what it wraps
+        # a VecNormalize leaves out what it wraps; processes have to stay out
+        if links and isinstance(links[-1], SubprocVecEnv):
+            links = []
         wrapped = [(link, link.venv, link.returns) for link in links if isinstance(link, VecNormalize)]
         return vars(self) | ({_WRAPPED: wrapped} if wrapped else {})
 
