@@ -104,6 +104,7 @@ def test_the_table_equals_one_made_from_scratch(sampling, rule, storage, seed):
         assert sources == [expected(part, sampling) for part in parts if part], clock
         if rng.random() < 0.1 and sources:
             fresh = pickle.loads(pickle.dumps(buffer))
+            fresh.offline_only = buffer.offline_only  # of the model's phase, no part of a pickle
             fresh.set_offline(dataset)
             buffer.generator, fresh.generator = (th.Generator().manual_seed(clock) for _ in range(2))
             assert all(map(th.equal, buffer.sample(8), fresh.sample(8)))
